@@ -39,7 +39,6 @@ __all__ = [
     "flex_flash_attn_by_head_group",
     "flex_flash_attn_func",
     "masks",
-    "measured_costs",
     "plan",
     "position_ids",
     "prepare",

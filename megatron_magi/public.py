@@ -13,7 +13,6 @@ from megatron_magi.core.mask import AttnMask, AttnSlice, SliceType
 from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout
 from megatron_magi.core.runtime.agreement.comparison import AgreementError, agree
 from megatron_magi.core.runtime.dist_attn import dist_attn
-from megatron_magi.core.runtime.measure.calibration import measured_costs
 from megatron_magi.core.runtime.plan_cache import plan_for as plan
 from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.shift import shift_tokens

@@ -27,9 +27,8 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.transport_choice import transport_for
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.widths import Widths
-from megatron_magi.core.plan import AttnPlan, predict_times
+from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement.comparison import agree
-from megatron_magi.core.runtime.measure.measured_times import measured_times, times_text
 
 STATE_SPACE_LAYERS = ("MambaMixer", "GatedDelta")
 """Prefixes of the class names of Megatron's layers that carry a state along the sequence."""
@@ -59,6 +58,7 @@ def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | 
     chunks = list(model_chunks(model))
     magi_config = magi_config or MagiConfig()
     prepare_model(chunks, magi_config)
+    open_pipeline_agreement(magi_config.agreement_timeout_s)
     length = seq_length or chunks[0].max_sequence_length
     line = startup_line(get_model_config(chunks[0]), magi_config, length)
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
@@ -67,7 +67,7 @@ def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | 
 
 
 def prepare_model(model: Any, magi_config: MagiConfig) -> None:
-    """Do what `attach` does to the model, without the start-up line; for one model chunk or a list.
+    """Do what `attach` does to the model, for one model chunk or a list, without communication.
 
     Raises:
         RuntimeError, ValueError, NotImplementedError: as `attach`.
@@ -86,7 +86,6 @@ def prepare_model(model: Any, magi_config: MagiConfig) -> None:
         _refuse_layers(chunk)
         _attach_chunk(chunk)
     check_max_logits(config, magi_config, config.params_dtype, _device())
-    open_pipeline_agreement(magi_config.agreement_timeout_s)
 
 
 def _note_latent_layers(chunk: Any, config: Any) -> None:
@@ -183,19 +182,6 @@ def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) ->
         f"heads {heads}, "
         f"chunk {plan.layout.chunk_size}, imbalance {plan.imbalance:.3f} "
         f"(causal, {seq_length} tokens)"
-    )
-
-
-def measured_line(model_config: Any, magi_config: MagiConfig, seq_length: int) -> str:
-    """One line that puts measured times of a layer beside the planner's; all ranks call it."""
-    plan = _causal_plan(model_config, magi_config, seq_length)
-    times = measured_times(plan, _cp_group(plan.cp_size), _device())
-    costs = magi_config.costs
-    return (
-        f"megatron_magi measured: kernel {costs.kernel_tflops:g} TFLOP/s, memory "
-        f"{costs.memory_gib_s:g} GiB/s, link {costs.link_gib_s:g} GiB/s, stage latency "
-        f"{costs.stage_latency_us:g} us; a layer (causal, {seq_length} tokens), "
-        f"{times_text(predict_times(plan), times)}"
     )
 
 

@@ -22,7 +22,7 @@ class BridgeLaunch(Launch):
 
     def bounds_of(self, sample: dict[str, Any]) -> list[int]:
         """The boundaries of a sample as Bridge's loaders give it."""
-        return bounds_of_sample(with_documents(sample), self.eod())
+        return bounds_of_sample(with_documents(sample), self.eod(), self.expects_cu_seqlens())
 
     def eod(self) -> int | None:
         """The token that ends a document; None if documents do not end by it."""

@@ -15,9 +15,7 @@ _used: list[str] = []
 """The hooks that are in place; empty before the first call."""
 
 
-def use_magi(
-    config: Any, *, mask: str | None = None, measures_costs: bool = False, **magi_options: Any
-) -> None:
+def use_magi(config: Any, *, mask: str | None = None, **magi_options: Any) -> None:
     """Let Bridge's `pretrain(config, forward_step)` and `finetune` train with our attention.
 
     The recipe stays as it is, with any `context_parallel_size`. What would not work is refused
@@ -29,7 +27,6 @@ def use_magi(
         config: Bridge's ConfigContainer. Settings that change after this call are checked again
             when training begins.
         mask: `package.module:function`, as `--magi-mask` of the launcher.
-        measures_costs: as `--magi-measure-costs`.
         magi_options: fields of `MagiConfig`.
 
     Raises:
@@ -43,7 +40,7 @@ def use_magi(
             "use_magi must be called once in a process, got a second call; start another process "
             "for another job"
         )
-    options = Options(MagiConfig(**magi_options), mask, measures_costs)
+    options = Options(MagiConfig(**magi_options), mask)
     options.mask_function()
     refuse_config(config, options)
     _install(options)

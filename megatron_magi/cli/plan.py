@@ -6,7 +6,6 @@ examples:
   megatron-magi plan --cu-seqlens @documents.txt --cp 64 --quiet
   megatron-magi plan --data runs/data/python_stdlib --seq-length 32768 --cp 8
   megatron-magi plan --recipe recipes/tiny_llama_cpu.yaml parallel.cp=4 --json
-  megatron-magi plan --lengths 32768 --cp 4 --measure              kernel times beside the model's
 """
 
 from __future__ import annotations
@@ -18,25 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from megatron_magi.cli.mask_source import PlanInput, add_mask_options, plan_input, refuse_empty
 from megatron_magi.cli.parser import UsageError, add_output_options
-from megatron_magi.cli.plan_kernels import kernel_table, measured_kernels
 
 if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi.core.plan import AttnPlan
     from megatron_magi.viz.plan_facts import LayoutFacts, Layouts
 
 MAX_ROWS = 16
-"""Ranks shown in tables and measured; the JSON has all of a plan."""
+"""Ranks shown in tables; the JSON has all of a plan."""
 MAX_REPORT = 2**32
 """Steps of work in a report, about a minute."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mask_options(parser)
-    parser.add_argument(
-        "--measure",
-        action="store_true",
-        help=f"time the kernels of each rank (the first {MAX_ROWS}) on this machine",
-    )
     add_output_options(parser)
 
 
@@ -49,8 +42,6 @@ def run(options: argparse.Namespace) -> int:
     plan_ms = (time.perf_counter() - began) * 1e3
     _check_report(plan)
     facts = plan_facts(given, plan, make_layouts(given, plan), plan_ms)
-    if options.measure:
-        facts["kernels"] = measured_kernels(plan, MAX_ROWS)
     if options.json:
         print(json.dumps(facts, indent=1))
     elif options.quiet:
@@ -220,8 +211,6 @@ def _report(facts: dict[str, Any], plan: AttnPlan) -> str:
     ]
     if plan.cp_size <= MAX_ROWS and plan.cp_size > 1:
         lines += ["", *_traffic_table(facts["rows_from_rank_to_rank"])]
-    if "kernels" in facts:
-        lines += ["", *kernel_table(facts["kernels"])]
     return "\n".join(lines)
 
 

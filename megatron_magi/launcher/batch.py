@@ -17,6 +17,7 @@ from megatron_magi.launcher.documents import (
     bounds_of_cu_seqlens,
     bounds_of_eod,
     check_one_stream,
+    missing_documents,
     requested_mask,
     sequence_bounds,
 )
@@ -49,6 +50,7 @@ def dispatch_dict(launch: Launch, batch: dict[str, Any]) -> dict[str, Any]:
             f"call get_batch_on_this_cp_rank on stages that read rows"
         )
     bounds = _bounds(launch, batch, next(iter(rows.values())))
+    _note_documents(launch, batch, len(bounds) - 1)
     # Read alone: what a function put in place of rows would not be dispatched.
     mask = requested_mask(launch.mask_function(), bounds, MappingProxyType(batch))
     packed = launch.plan(bounds, mask)
@@ -73,6 +75,8 @@ def _bounds(launch: Launch, batch: dict[str, Any], rows: Tensor) -> list[int]:
         return bounds
     if cu_seqlens is not None:
         return bounds_of_cu_seqlens(cu_seqlens, batch.get("cu_seqlens_padded"), rows.numel())
+    if launch.expects_cu_seqlens():
+        raise missing_documents()
     eod = launch.eod()
     if eod is None:
         return sequence_bounds((rows.shape[0], rows.shape[1]))
@@ -82,6 +86,13 @@ def _bounds(launch: Launch, batch: dict[str, Any], rows: Tensor) -> list[int]:
             "and samples that no RerunDataIterator of Megatron brought; draw samples through it"
         )
     return bounds_of_eod(batch["tokens"], eod)
+
+
+def _note_documents(launch: Launch, batch: dict[str, Any], count: int) -> None:
+    """Keep for the start-up line where this microbatch's boundaries came from."""
+    source = "cu_seqlens" if batch.get("cu_seqlens") is not None else "EOD"
+    if source == "cu_seqlens" or launch.has_documents():
+        launch.documents = f"by {source} ({count} in the first microbatch)"
 
 
 @hook

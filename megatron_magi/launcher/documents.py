@@ -132,14 +132,29 @@ def bounds_of_eod(tokens: Tensor, eod: int) -> list[int]:
     return sorted({*ends.tolist(), *sequence_bounds((batch, length))})
 
 
-def bounds_of_sample(sample: dict[str, Any], eod: int | None) -> list[int]:
+def missing_documents() -> ValueError:
+    """The error for samples whose cu_seqlens were promised and did not come."""
+    return ValueError(
+        "--sft and --dataloader-inter-document-masking require cu_seqlens in every sample, got a "
+        "sample without them, which would train without a document mask; let the data loader add "
+        "cu_seqlens (int32 prefix sums [n + 1] of document lengths), or leave the flag out"
+    )
+
+
+def bounds_of_sample(
+    sample: dict[str, Any], eod: int | None, expects_cu_seqlens: bool = False
+) -> list[int]:
     """Boundaries of a microbatch as the data loader has it, of the joined stream of its samples.
 
     Args:
         sample: tokens [batch, length], and cu_seqlens [batch, n + 1] if the loader gives them.
         eod: the end-of-document token, if documents without cu_seqlens end there.
+        expects_cu_seqlens: return [] for a sample without them. Raising here would leave the other
+            tensor-parallel ranks waiting for it.
     """
     tokens, cu_seqlens = sample["tokens"], sample.get("cu_seqlens")
+    if cu_seqlens is None and expects_cu_seqlens:
+        return []
     batch, length = tokens.reshape(-1, tokens.shape[-1]).shape
     if cu_seqlens is None:
         if eod is None:

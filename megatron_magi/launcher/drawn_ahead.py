@@ -27,6 +27,16 @@ class DrawnAhead:
     def __iter__(self) -> DrawnAhead:
         return self
 
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the samples' own iterator, such as the position that Megatron saves."""
+        return getattr(self._samples, name)
+
+    def peek(self) -> Any:
+        """The sample that comes next; None if there is none, or an error."""
+        if not self._drawn and self._raised is None:
+            self._draw()
+        return self._drawn[0] if self._drawn else None
+
     def __next__(self) -> Any:
         while len(self._drawn) <= self._depth and self._raised is None:
             self._draw()

@@ -51,15 +51,6 @@ class Options:
     config: MagiConfig
     mask_name: str | None = None
     """The value of --magi-mask, `package.module:function` or `FILE.py:function`."""
-    measures_costs: bool = False
-    """--magi-measure-costs: the rates of the cost table come from the machine."""
-
-    def __post_init__(self) -> None:
-        if self.measures_costs and self.config.deterministic:
-            raise ValueError(
-                "--magi-measure-costs must not be given beside --magi-deterministic, got both; a "
-                "run that can be repeated bit by bit needs the same cost table every time"
-            )
 
     def mask_function(self) -> MaskFunction | None:
         """The function itself.
@@ -91,10 +82,10 @@ def take_flags(argv: Sequence[str]) -> tuple[Options | None, list[str]]:
         has_ours = not {"magi", "--attention-backend=magi"}.isdisjoint(argv)
         # Megatron's own parser would take each value in turn, and does not know ours.
         return None, [*rest, "--attention-backend", backend] if has_ours and backend else list(argv)
-    mask_name, measures = given.pop("mask", None), given.pop("measure_costs", False)
+    mask_name = given.pop("mask", None)
     try:
         costs = CostTable(**{name: given.pop(name) for name in COST_FLAGS if name in given})
-        options = Options(MagiConfig(costs=costs, **given), mask_name, measures)
+        options = Options(MagiConfig(costs=costs, **given), mask_name)
         options.mask_function()
     except (TypeError, ValueError) as error:
         parser.error(str(error))
@@ -124,9 +115,6 @@ def flag_parser() -> argparse.ArgumentParser:
         options = {key: value for key, value in settings.items() if key != "flag"}
         parser.add_argument(_flag_of(name), dest=name, default=None, **options)
     parser.add_argument("--magi-mask", dest="mask", metavar="MODULE:FUNCTION")
-    parser.add_argument(
-        "--magi-measure-costs", dest="measure_costs", action="store_true", default=None
-    )
     return parser
 
 

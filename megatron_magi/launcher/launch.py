@@ -5,24 +5,23 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch.distributed as dist
 from megatron.core import parallel_state
 
-from megatron_magi.adapter.packed import MagiPackedSeqParams, head_shape, make_packed_seq_params
-from megatron_magi.core.comm.reduce_group import share_communicator
+from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
 from megatron_magi.core.mask import AttnMask
-from megatron_magi.core.runtime.measure.calibration import measured_costs
 from megatron_magi.launcher.documents import bounds_of_sample, repeatable
 from megatron_magi.launcher.flags import MaskFunction, Options
 from megatron_magi.launcher.microbatch_documents import Microbatch
 from megatron_magi.launcher.plans_ahead import PlansAhead
-from megatron_magi.launcher.tensor_ranks import TensorRanks
 
 Key = tuple[tuple[int, ...], int | None]
 """A microbatch: its boundaries, and the digest of its mask if that is not causal in each."""
+
+BY_CU_SEQLENS = ("sft", "dataloader_inter_document_masking")
+"""Megatron's arguments under which every sample has cu_seqlens."""
 
 NUM_RECENT = 16
 """Microbatches that are remembered; one holds a few index tensors on the device."""
@@ -77,6 +76,11 @@ class Launch:
     """A copy of them as they were validated, for a run that may begin again in this process."""
     model_config: Any = None
     """TransformerConfig of the model, once a model chunk is built."""
+    startup_line: str | None = None
+    """The line that says what runs; None until `opening.open_groups` has run."""
+    has_said_startup: bool = False
+    documents: str = "not masked"
+    """Where the documents of the last microbatch came from, and their number."""
     sequences: tuple[int, int] | None = None
     """(sequences in a microbatch, tokens in each) of the schedule that runs; None outside one."""
     stats: StepStats = field(default_factory=StepStats)
@@ -99,16 +103,20 @@ class Launch:
         self._ahead.end()
         self._recent.clear()
         self.model_config, self.sequences, self.stats = None, None, StepStats()
+        self.startup_line, self.has_said_startup = None, False
         self._begin()  # a new microbatch: the old one keeps a group of the tensor-parallel ranks
 
     def bounds_of(self, sample: dict[str, Any]) -> list[int]:
         """The boundaries of a sample as the data loader gives it."""
-        return bounds_of_sample(sample, self.eod())
+        return bounds_of_sample(sample, self.eod(), self.expects_cu_seqlens())
+
+    def expects_cu_seqlens(self) -> bool:
+        """Returns True if Megatron's arguments promise cu_seqlens in every sample."""
+        return any(getattr(self.args, name, False) for name in BY_CU_SEQLENS)
 
     def has_documents(self) -> bool:
-        """Whether Megatron's arguments divide sequences into documents."""
-        names = ("sft", "dataloader_inter_document_masking", "reset_attention_mask")
-        return any(getattr(self.args, name, False) for name in names)
+        """Returns True if Megatron's arguments divide sequences into documents."""
+        return self.expects_cu_seqlens() or bool(getattr(self.args, "reset_attention_mask", False))
 
     def eod(self) -> int | None:
         """The token that ends a document; None if documents do not end by it."""
@@ -144,21 +152,6 @@ class Launch:
         if parallel_state.get_tensor_model_parallel_world_size() == 1:
             return None
         return parallel_state.get_tensor_model_parallel_group()
-
-    def take_model_config(self, config: Any) -> None:
-        """Keep the first model chunk's config. All ranks call it: with --magi-measure-costs they
-        measure the cost table here, the same for the whole world."""
-        self.model_config = config
-        group = self.tensor_parallel_group()
-        if group is not None and self.has_documents():
-            self.microbatch.ranks = TensorRanks(group, self.options.config.agreement_timeout_s)
-        if self.cp_group() is not None and getattr(self.args, "inprocess_restart", False):
-            share_communicator(self.cp_group())  # Megatron aborts its own communicators only
-        if self.options.measures_costs:
-            magi = self.options.config
-            world = dist.group.WORLD if dist.is_initialized() else None
-            costs = measured_costs(self.cp_group(), head_shape(config), magi, agreeing=world)
-            self.options = replace(self.options, config=replace(magi, costs=costs))
 
     def plan(self, bounds: list[int], mask: AttnMask | None = None) -> MagiPackedSeqParams:
         """Plan a microbatch of documents with these boundaries, and count it.

@@ -9,7 +9,11 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from megatron_magi.adapter.rank_batch import batch_id_of
+from megatron_magi.launcher.documents import missing_documents
 from megatron_magi.launcher.tensor_ranks import TensorRanks
+
+UNKNOWN = [-1]
+"""Sent to the other tensor-parallel ranks for a sample that is not on the host."""
 
 
 class Microbatch:
@@ -27,7 +31,8 @@ class Microbatch:
     ) -> None:
         """
         Args:
-            read: the boundaries of a sample whose tokens are on the host.
+            read: the boundaries of a sample whose tokens are on the host; [] if it has none
+                though the job's arguments promise them.
             plan_ahead: called with the boundaries of samples of later forward steps.
         """
         self._read, self._plan_ahead = read, plan_ahead
@@ -58,7 +63,7 @@ class Microbatch:
     def see_ahead(self, sample: Any) -> None:
         """A later forward step will draw this sample."""
         bounds = self._bounds_of(sample)
-        if bounds is not None:
+        if bounds:
             self._ahead.append(bounds)
             self._plan_ahead(bounds)
 
@@ -67,20 +72,27 @@ class Microbatch:
 
         Args:
             draws: the stage reads no rows, so that Megatron draws no sample there.
+
+        Raises:
+            ValueError: the sample has no documents though the job's arguments promise them; every
+                tensor-parallel rank raises it.
         """
         if not self._is_shared:
             if draws and self._bounds is None and self._iterator is not None:
                 next(self._iterator)
             self._share()
             self._is_shared = True
+        if self._bounds == []:
+            raise missing_documents()
         return self._bounds
 
     def _share(self) -> None:
         ahead, self._ahead = self._ahead, []
         if self.ranks is None:
             return
-        bounds, *ahead = self.ranks.share([self._bounds or [], *ahead])
-        self._bounds = bounds or None
+        own = UNKNOWN if self._bounds is None else self._bounds
+        bounds, *ahead = self.ranks.share([own, *ahead])
+        self._bounds = None if bounds == UNKNOWN else bounds
         if self.ranks.rank > 0:
             for each in ahead:
                 self._plan_ahead(each)

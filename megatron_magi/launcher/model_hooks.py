@@ -7,25 +7,25 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.adapter.carried_plan import carried_plan, check_rows, forward_arguments
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.layer_spec import with_magi_attention
 from megatron_magi.adapter.packed import MagiPackedSeqParams
-from megatron_magi.adapter.plugin import measured_line, prepare_model, startup_line
+from megatron_magi.adapter.plugin import prepare_model
 from megatron_magi.adapter.rank_batch import dispatch_batch
 from megatron_magi.launcher.documents import (
     bounds_of_cu_seqlens,
+    missing_documents,
     requested_mask,
     sequence_bounds,
 )
 from megatron_magi.launcher.launch import Launch, hook
 from megatron_magi.launcher.moe_samples import give_samples
 from megatron_magi.launcher.norms import own_norms
+from megatron_magi.launcher.opening import say_startup
 
 NOT_CAUSAL = (MegatronMaskType.no_mask, MegatronMaskType.padding)
 """Mask types of a layer spec that a causal plan does not compute."""
@@ -80,6 +80,8 @@ def wrap_schedule_plan(launch: Launch, original: Any, self: Any, *args: Any, **k
 
 
 def _take_model(launch: Launch, model: Any, config: Any) -> None:
+    """Prepare one model chunk, without communication: Megatron's build is collective in an order of
+    its own (tied embeddings meet across stages while other stages still build)."""
     prepare_model(model, launch.options.config)
     if launch.options.mask_name is None:
         _require_causal(model)
@@ -87,11 +89,7 @@ def _take_model(launch: Launch, model: Any, config: Any) -> None:
     # It must run before the checks that prepare_model has registered.
     give_plan = functools.partial(_give_plan, launch)
     model.register_forward_pre_hook(give_plan, with_kwargs=True, prepend=True)
-    if launch.model_config is None:
-        launch.take_model_config(config)
-        lines = _first_lines(launch, config)  # on every rank: they choose the transport together
-        if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-            print(lines, flush=True)
+    launch.model_config = launch.model_config or config
 
 
 def _require_causal(model: Any) -> None:
@@ -104,26 +102,6 @@ def _require_causal(model: Any) -> None:
             )
 
 
-def _first_lines(launch: Launch, config: Any) -> str:
-    length = launch.args.seq_length * launch.args.micro_batch_size
-    line = (
-        f"{startup_line(config, launch.options.config, length)}, megatron-core {MEGATRON_VERSION}, "
-        f"documents {_documents(launch)}, hooks {' '.join(launch.installed)}"
-    )
-    if not launch.options.measures_costs:
-        return line
-    return f"{line}\n{measured_line(config, launch.options.config, length)}"
-
-
-def _documents(launch: Launch) -> str:
-    args = launch.args
-    if launch.options.mask_name:
-        return f"masked by {launch.options.mask_name}"
-    if getattr(args, "sft", False) or getattr(args, "dataloader_inter_document_masking", False):
-        return "by cu_seqlens"
-    return "by EOD" if args.reset_attention_mask else "not masked"
-
-
 def _give_plan(
     launch: Launch, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[()], dict[str, Any]]:
@@ -132,6 +110,7 @@ def _give_plan(
     if not isinstance(given.get("packed_seq_params"), MagiPackedSeqParams):
         given["packed_seq_params"] = _plan_of(launch, model, given)
     given["attention_mask"] = None
+    say_startup(launch)
     return (), given
 
 
@@ -171,6 +150,8 @@ def _bounds_of_middle_stage(launch: Launch, sequences: tuple[int, int], stock: A
     bounds = sequence_bounds(sequences)
     if stock is not None:
         return bounds_of_cu_seqlens(stock.cu_seqlens_q, stock.cu_seqlens_q_padded, bounds[-1])
+    if launch.expects_cu_seqlens():
+        raise missing_documents()
     if launch.eod() is not None:
         raise ValueError(
             "documents by --reset-attention-mask require samples on every pipeline stage, got none "

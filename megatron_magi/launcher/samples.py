@@ -9,9 +9,13 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.rerun_state_machine import RerunDataIterator
 
-from megatron_magi.launcher.drawn_ahead import DrawnAhead
+from megatron_magi.launcher.documents import missing_documents
+from megatron_magi.launcher.drawn_ahead import NUM_AHEAD, DrawnAhead
 from megatron_magi.launcher.launch import Launch, hook
 
 
@@ -48,8 +52,47 @@ def wrap_next_sample(launch: Launch, original: Any, self: Any) -> Any:
 
 
 def _drawn(launch: Launch, original: Any, self: Any) -> Any:
-    if launch.plans_ahead() and not isinstance(self.iterable, DrawnAhead):
-        self.iterable = DrawnAhead(self.iterable, launch.microbatch.see_ahead)
+    _draw_ahead(launch, self)
     sample = original(self)
     launch.microbatch.see(sample)
     return sample
+
+
+def _draw_ahead(launch: Launch, iterator: Any) -> DrawnAhead:
+    """The iterator below Megatron's, made one that can look ahead."""
+    if not isinstance(iterator.iterable, DrawnAhead):
+        ahead = launch.plans_ahead()
+        see, depth = (launch.microbatch.see_ahead, NUM_AHEAD) if ahead else (lambda sample: None, 0)
+        iterator.iterable = DrawnAhead(iterator.iterable, see, depth)
+    found: DrawnAhead = iterator.iterable
+    return found
+
+
+def require_documents(launch: Launch, iterators: Any) -> None:
+    """Check, before the first step, that the first sample brings the cu_seqlens that Megatron's
+    arguments promise; all ranks call it, also those that have no samples.
+
+    Args:
+        iterators: the schedule's data_iterator: one, a list for virtual stages, or None.
+
+    Raises:
+        ValueError: on every rank, if a rank's sample has none.
+
+    Cost: an all-reduce of one number over the job.
+    """
+    if not launch.expects_cu_seqlens():
+        return
+    each = iterators if isinstance(iterators, list) else [iterators]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    missing = torch.tensor([any(_lacks_documents(launch, x) for x in each)], device=device).int()
+    if dist.is_initialized():
+        dist.all_reduce(missing, op=dist.ReduceOp.MAX)
+    if missing.item():
+        raise missing_documents()
+
+
+def _lacks_documents(launch: Launch, iterator: Any) -> bool:
+    if not isinstance(iterator, RerunDataIterator):
+        return False
+    sample = _draw_ahead(launch, iterator).peek()
+    return isinstance(sample, dict) and sample.get("cu_seqlens") is None

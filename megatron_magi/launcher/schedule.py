@@ -13,6 +13,7 @@ from torch import Tensor
 from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.adapter.pipeline_agreement import finish_pipeline_agreement
 from megatron_magi.launcher.launch import Launch, hook
+from megatron_magi.launcher.opening import begin
 
 
 @hook
@@ -45,6 +46,7 @@ def run_schedule(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) ->
             "--attention-backend magi requires a GPTModel or HybridModel, got a script that built "
             "neither; run it without the flag"
         )
+    begin(launch, kwargs["data_iterator"])
     length, count = kwargs["seq_length"], kwargs["micro_batch_size"]
     kwargs["seq_length"] = pipeline_seq_length(
         length * count, launch.model_config, launch.options.config

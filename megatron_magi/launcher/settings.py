@@ -71,19 +71,11 @@ def _let_eager_layers_take_shares(args: Any) -> Iterator[str]:
 
 
 def take_settings(launch: Launch, args: Any) -> None:
-    """Let our own settings follow the job's: a deterministic one is about attention too.
-
-    Raises:
-        SystemExit: settings that contradict each other, in one line.
-    """
+    """Let our own settings follow the job's: a deterministic one is about attention too."""
     if getattr(args, "inprocess_restart", False):
         _replace_config(launch, transport="all_to_all")
-    if not _is_deterministic(args) or launch.options.config.deterministic:
-        return
-    try:
+    if _is_deterministic(args):
         _replace_config(launch, deterministic=True)
-    except ValueError as error:
-        raise SystemExit(f"--deterministic-mode: {error}") from error
 
 
 def _replace_config(launch: Launch, **changed: Any) -> None:

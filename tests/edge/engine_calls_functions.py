@@ -146,18 +146,5 @@ FUNCTIONS = [
         },
         words={"cp_size": "cp_"},
     ),
-    Call(
-        "measured_costs",
-        magi.measured_costs,
-        {"cp_group": None, "head_shape": SHAPE},
-        {
-            "cp_group": kind.GROUP,
-            "head_shape": kind.HEADS,
-            "config": kind.config("MagiConfig"),
-            "device": kind.DEVICE.without(None),
-            "agreeing": kind.GROUP,
-        },
-        words={"cp_group": "cp_", "agreeing": "cp_"},
-    ),
     Call("slices_tensor", magi.slices_tensor, {"mask": MASK}, {"mask": kind.MASK}),
 ]

@@ -46,6 +46,13 @@ YARN: Flags = {
 }
 SINK: Flags = {"softmax-type": "learnable"}
 WINDOW: Flags = {"window-size": "17,0"}
+TIED: Flags = {"untie-embeddings-and-output-weights": None}
+VIRTUAL_STAGES: dict[str, Flags] = {
+    "layers": {"num-layers-per-virtual-pipeline-stage": 1},
+    "stages": {"num-virtual-stages-per-pipeline-rank": 2},
+    "layout": {"pipeline-model-parallel-layout": "Et|t|t|tL"},
+}
+"""The three flags that ask for virtual pipeline stages; all mean PP 2 x 2 for four layers."""
 MTP: Flags = {"mtp-num-layers": 1}
 MLA: Flags = {
     "multi-latent-attention": True,

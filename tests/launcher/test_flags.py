@@ -42,7 +42,7 @@ def test_every_flag_is_tried_here() -> None:
     assert set(COST_FLAGS) <= {field.name for field in fields(CostTable)}
     flags = {action.option_strings[0] for action in flag_parser()._actions}
     tried = {words[0] for words, _ in GIVEN.values()}
-    assert flags == tried | {"--attention-backend", "--magi-mask", "--magi-measure-costs"}
+    assert flags == tried | {"--attention-backend", "--magi-mask"}
 
 
 @pytest.mark.parametrize("name", GIVEN)
@@ -59,16 +59,6 @@ def test_all_flags_together() -> None:
     options, rest = take_flags([*words[:6], *OF_MEGATRON, *SWITCH, *words[6:]])
     assert options == Options(magi_config(**{name: value for name, (_, value) in GIVEN.items()}))
     assert rest == OF_MEGATRON
-
-
-def test_costs_are_measured_on_request_and_not_in_a_run_that_must_repeat(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    flag = "--magi-measure-costs"
-    assert take_flags([*SWITCH, flag])[0] == Options(MagiConfig(), measures_costs=True)
-    with pytest.raises(SystemExit):
-        take_flags([*SWITCH, flag, "--magi-deterministic"])
-    assert "must not be given beside --magi-deterministic" in capsys.readouterr().err
 
 
 def test_without_flags_the_config_is_the_default() -> None:

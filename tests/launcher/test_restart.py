@@ -19,8 +19,10 @@ import megatron_magi.adapter
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm import process_group, reduce_group
 from megatron_magi.core.runtime.agreement import comparison
+from megatron_magi.launcher import opening
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.opening import open_groups
 from megatron_magi.launcher.refusals import refusals
 from megatron_magi.launcher.restart import (
     restartable,
@@ -182,8 +184,9 @@ def test_reduces_use_the_communicator_that_a_restart_aborts(
     monkeypatch.setattr(reduce_group, "_opened", opened)
     monkeypatch.setattr(Launch, "cp_group", lambda self: group)
     monkeypatch.setattr(Launch, "tensor_parallel_group", lambda self: None)
+    monkeypatch.setattr(opening, "startup_line", lambda *args: "")
     for given in ({}, {"inprocess_restart": True}):
-        Launch(Options(MagiConfig()), args=arguments(**given)).take_model_config("config")
+        open_groups(Launch(Options(MagiConfig()), args=arguments(**given)))
         assert (group in opened) == bool(given)
     assert opened[group] == {"cpu": None, "cuda": None}
 

@@ -156,11 +156,3 @@ def test_the_word_for_transformer_engine_counts_for_ours(
     launch = Launch(Options(MagiConfig()))
     take_settings(launch, arguments())
     assert launch.options.config.deterministic is wanted
-
-
-def test_deterministic_mode_does_not_measure() -> None:
-    launch = Launch(Options(MagiConfig(), measures_costs=True))
-    with pytest.raises(
-        SystemExit, match=r"^--deterministic-mode: --magi-measure-costs must not be"
-    ):
-        take_settings(launch, arguments(deterministic_mode=True))

@@ -5,6 +5,7 @@ The yardstick is the same script without the flag, with Megatron's own dense att
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -22,14 +23,17 @@ from tests.launcher.layouts import (
     MAGI,
     MOE,
     ODD,
+    PP2,
     PP4,
     SEQ_AUX,
     SHARDED,
     SMALL_SCRIPT,
+    TIED,
     TP2_SP,
     TWO_SAMPLES,
     VALIDATE,
     VIDEO,
+    VIRTUAL_STAGES,
     YARN,
     assert_same_training,
     error_of,
@@ -49,6 +53,8 @@ def small(name: str, *flags: Any, damage: str | None = None) -> dict[str, Any]:
 
 
 TWO_STEPS = {"train-iters": 2}
+LAYERS, LAYOUT = VIRTUAL_STAGES["layers"], VIRTUAL_STAGES["layout"]
+GUARD = "forbid_our_communication_in_the_build"
 MEANS = [BY_CU_SEQLENS, VALIDATE, {"split": "50,50,0", "eod-mask-loss": True}]
 """Ranks of one microbatch have different numbers of counted tokens."""
 FOUR_SAMPLES = {"global-batch-size": 4, "calculate-per-token-loss": True}
@@ -63,10 +69,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         small("cp2", CP2, VALIDATE, {"log-interval": 1}),
         small("stock odd", ODD, TWO_SAMPLES),
         small("cp3 odd", CP3, ODD, TWO_SAMPLES),
-        small("cp2 pp2 odd", CP2_PP2, ODD, TWO_SAMPLES, {"magi-measure-costs": True}),
+        small("cp2 pp2 odd", CP2_PP2, ODD, TWO_SAMPLES),
         small("tp2 sp cp2", CP2, TP2_SP),
         small("stock four layers", FOUR_LAYERS),
         small("pp4", PP4, FOUR_LAYERS),
+        small("stock tied", FOUR_LAYERS, TIED),
+        small("tied vpp", PP2, FOUR_LAYERS, TIED, LAYERS, damage=GUARD),
+        small("cp2 tied layout", CP2_PP2, FOUR_LAYERS, TIED, LAYOUT, damage=GUARD),
         small("stock moe", MOE, {"calculate-per-token-loss": True}),
         small("cp2 moe", CP2, MOE),
         small("stock samples", YARN, SEQ_AUX, FOUR_SAMPLES),
@@ -100,6 +109,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         small("cp1 means", corpus, MAGI, *MEANS, damage="validate_as_sft_does"),
         small("cp2 means", corpus, CP2, *MEANS, damage="validate_as_sft_does"),
         small("whole", corpus, MAGI),
+        small("no cu_seqlens", corpus, CP2_PP2, BY_CU_SEQLENS, damage="lose_cu_seqlens"),
         small("moved", corpus, CP2, BY_CU_SEQLENS, damage="move_a_boundary_on_rank_1"),
     ]
     return run_jobs_of(JOBS, jobs, folder, 290)
@@ -110,6 +120,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     bypassed = "leave_batches_to_megatron"
     jobs = [
         small("bypassed", CP2, damage=bypassed),
+        small("early", CP2_PP2, damage="communicate_in_the_build"),
         small("bypassed cp1", MAGI, damage=bypassed),
         small("unattached", CP2, damage="forget_to_attach"),
         small("middle stage", PP4, FOUR_LAYERS, damage="plan_otherwise_on_middle_stages"),
@@ -132,6 +143,8 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("cp3 odd", "stock odd"),
         ("cp2 pp2 odd", "stock odd"),
         ("pp4", "stock four layers"),
+        ("tied vpp", "stock tied"),
+        ("cp2 tied layout", "stock tied"),
         ("cp2 moe", "stock moe"),
         ("cp2 samples", "stock samples"),
         ("cp2 video", "stock video"),
@@ -184,10 +197,10 @@ def test_one_line_says_what_runs(results: dict[str, Any]) -> None:
     assert "megatron_magi" not in results["stock"]["values"][0]["output"]
 
 
-def test_a_second_line_has_measured_costs_and_times(results: dict[str, Any]) -> None:
-    output = results["cp2 pp2 odd"]["values"][0]["output"]
-    (line,) = [x for x in output.splitlines() if x.startswith("megatron_magi measured: kernel ")]
-    assert "predicted / measured us: forward " in line and "; forward stages of rank " in line
+def test_the_line_says_which_documents_came(documents: dict[str, Any]) -> None:
+    for name, source in (("cp2 by eod", "EOD"), ("cp1 by cu_seqlens", "cu_seqlens")):
+        said = documents[name]["values"][0]["output"]
+        assert re.search(rf"documents by {source} \([2-9] in the first microbatch\)", said)
 
 
 def test_figures_are_in_the_log(results: dict[str, Any]) -> None:
@@ -203,6 +216,7 @@ def test_figures_are_in_the_log(results: dict[str, Any]) -> None:
     [
         ("bypassed", "ValueError: with --attention-backend magi the model takes rows that our"),
         ("bypassed cp1", "ValueError: with --attention-backend magi the model takes rows that our"),
+        ("early", "AssertionError: __init__ was called while Megatron builds"),
         ("unattached", "RuntimeError: a model with MagiCoreAttention must be attached"),
         ("middle stage", "AgreementError: tensor- and pipeline-parallel ranks must plan the same"),
         ("no mask", "TypeError: the function of --magi-mask must return an AttnMask, got str"),
@@ -222,6 +236,11 @@ def test_a_moved_boundary_ends_with_its_name(documents: dict[str, Any]) -> None:
     error = error_of(documents, "moved")
     assert "AgreementError: context-parallel ranks must plan the same thing" in error
     assert "differ from rank 0 in mask" in error
+
+
+def test_promised_documents_that_do_not_come_end_every_rank(documents: dict[str, Any]) -> None:
+    error = error_of(documents, "no cu_seqlens")
+    assert error.count("require cu_seqlens in every sample, got a sample without") == 4
 
 
 @pytest.mark.parametrize("name", ["misspelt", "our flag alone", "no such mask"])

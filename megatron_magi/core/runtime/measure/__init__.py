@@ -1,1 +1,0 @@
-"""Times that are measured on this machine: costs for plans, and kernels of every rank."""
