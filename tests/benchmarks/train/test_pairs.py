@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks.train import flag_cases, pretrain_te
 from benchmarks.train.pairs import pairs, unexplained
-from benchmarks.train.pretrain import PARTS
+from benchmarks.train.pretrain import PARTS, words
 from benchmarks.train.recall_cases import recall_runs
 from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.launcher.changed_arguments import MASK_FLAG
-from megatron_magi.launcher.job import prepare_megatron
+from megatron_magi.launcher.job import judge, prepare_megatron, read_job
 
 pytestmark = pytest.mark.skipif(
     MEGATRON_VERSION[:2] < (0, 19), reason="the cases have flags of Megatron 0.19"
@@ -52,6 +52,14 @@ def test_a_stock_case_is_the_same_job_as_its_counterpart(part: str) -> None:
     assert len(found) == NUM_PAIRS[part]
     wrong = {f"{s.name} | {m.name}": unexplained(s, m) for s, m in found}
     assert {names: apart for names, apart in wrong.items() if apart} == {}
+
+
+def test_the_launcher_takes_the_cases_of_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    for case in pretrain_te.four_gpu_cases():
+        if case.name.startswith("magi"):
+            job = read_job(words({**case.all_flags, "data-path": "corpus"}))
+            assert judge(job, case.gpus, here=False).gpus == 4, case.name
 
 
 @pytest.mark.parametrize(
