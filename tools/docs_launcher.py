@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
 from megatron_magi import CostTable, MagiConfig
-from megatron_magi.launcher import flags, hook_points, refusals
+from megatron_magi.launcher import changed_arguments, flags, hook_points, refusals
 from tools.docs_text import attribute_docs, fill_tables, one_line
 
 OTHER_FLAGS = {
@@ -37,6 +38,7 @@ def page_with_tables(page: Path) -> str:
         "flags": flag_table,
         "refusals": refusal_table,
         "hooks": hook_table,
+        "changes": change_table,
     }
     return fill_tables(page.read_text(), makers)
 
@@ -63,6 +65,16 @@ def flag_table() -> Iterator[str]:
             unset = "none" if of else "the planner's choice"
             default = unset if default is None else f"`{default}`"
         yield f"| `{flag}` | {value} | {default} | {note} |"
+
+
+def change_table() -> Iterator[str]:
+    """Settings of a job that the flag replaces, and which of them stock Megatron can have too."""
+    yield "| setting | with the flag | reason | stock Megatron has it with |"
+    yield "|---|---|---|---|"
+    arguments = (replace(x, name=f"`args.{x.name}`") for x in changed_arguments.ARGUMENTS)
+    for change in (*arguments, *changed_arguments.BESIDES_ARGUMENTS):
+        stock = f"`{change.stock_flag}`" if change.stock_flag else "-"
+        yield f"| {change.name} | {change.becomes} | {change.reason} | {stock} |"
 
 
 def refusal_table() -> Iterator[str]:

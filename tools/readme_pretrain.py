@@ -1,14 +1,10 @@
-"""The tables of benchmarks/train/pretrain.py: losses and times of Megatron's pretrain script."""
+"""The tables of benchmarks/train/pretrain.py: losses of Megatron's pretrain script."""
 
 from __future__ import annotations
 
-from statistics import median
 from typing import Any
 
 from tools.readme_records import newest, source
-
-WARM_UP = 3
-"""Steps before the first that counts: compilation, autotuning, allocation."""
 
 
 def agreement_table() -> str:
@@ -28,25 +24,6 @@ def agreement_table() -> str:
         norm = f"{row['grad_norm'][1]:.3f}"
         lines.append(f"| {row['case']} | {' | '.join(cells)} | {norm} |")
     return "\n".join([*lines, "", source(record)]) + "\n"
-
-
-def speed_table() -> str:
-    """Time of a step, and what it means against the best stock run of the same length and GPUs."""
-    record = newest("pretrain_speed")
-    if record is None:
-        return "No record yet: run `python -m benchmarks.train.pretrain speed` on two GPUs.\n"
-    rows = [row for row in record["rows"] if len(row["ms"]) > WARM_UP]
-    lines = [
-        "| run | GPUs | tokens | ms a step | over the best stock run |",
-        "|---|---|---|---|---|",
-    ]
-    for row in sorted(rows, key=lambda r: (r["gpus"], _length(r), r["case"])):
-        name = row["case"].rpartition(" ")[0]
-        peers = [_ms(r) for r in rows if _place(r) == _place(row) and "stock" in r["case"]]
-        ratio = f"{min(peers) / _ms(row):.2f}x" if peers and "magi" in row["case"] else "-"
-        lines.append(f"| `{name}` | {row['gpus']} | {_length(row):,} | {_ms(row):,.0f} | {ratio} |")
-    note = "A step is four sequences; the median from the fourth step on."
-    return "\n".join([*lines, "", note, source(record)]) + "\n"
 
 
 ALONE = {
@@ -91,15 +68,3 @@ def flags_table() -> str:
 def _four(row: dict[str, Any] | None) -> list[float]:
     """Losses of steps 1, 2, 3 and 20."""
     return [] if row is None else [row["loss"][step - 1] for step in (1, 2, 3, 20)]
-
-
-def _place(row: dict[str, Any]) -> tuple[int, int]:
-    return row["gpus"], _length(row)
-
-
-def _length(row: dict[str, Any]) -> int:
-    return int(row["case"].rpartition(" ")[2])
-
-
-def _ms(row: dict[str, Any]) -> float:
-    return median(row["ms"][WARM_UP:])

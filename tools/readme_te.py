@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from megatron_magi import HeadShape
+from megatron_magi.launcher.changed_arguments import MASK_FLAG
 from tools.readme_records import Record, newest, source
 
 WARM_UP = 3
@@ -19,6 +21,8 @@ STOPPED = " *"
 """Behind the time of a run that did not reach its last step."""
 KINDS = ("", "fp8", "sft", "recompute")
 """Words of a case's name; runs of one kind are compared with each other."""
+LAYOUT = re.compile(r"((cp|tp|pp)\d+)+")
+"""Word of a case's name; runs of one layout are compared with each other."""
 Row = dict[str, Any]
 FIRST_SHAPE = HeadShape(64, 8, 128)
 """That of rows which do not tell theirs."""
@@ -30,10 +34,11 @@ def step_table() -> str:
     if record is None:
         return "No record yet: run `python -m benchmarks.train.pretrain te_speed` on two GPUs.\n"
     lines = [
-        "| model | sequence | run | ms a step | of the GPU's rate | over the best stock run |",
-        "|---|---|---|---|---|---|",
+        "| model | sequence | run | first step, ms | ms a step | of the GPU's rate "
+        "| over the best stock run |",
+        "|---|---|---|---|---|---|---|",
     ]
-    rows = [row for row in record["rows"] if len(row["ms"]) > WARM_UP]
+    rows = [row for row in _fair(record) if len(row["ms"]) > WARM_UP]
     for place in sorted({_place(row) for row in rows}):
         lines += _steps(*place, [row for row in rows if _place(row) == place])
     ended = f"{STOPPED.strip()}: it ended before its last step, and the record says why."
@@ -44,7 +49,7 @@ def step_table() -> str:
 def step_profile_table() -> str:
     """Where a step's time goes, with our flag and without."""
     record = newest("te_pretrain")
-    rows = [row for row in record["rows"] if "profile" in row] if record else []
+    rows = [row for row in _fair(record) if "profile" in row] if record else []
     if record is None or not rows:
         return "No record yet: run `python -m benchmarks.train.pretrain te_speed --only profile`.\n"
     kinds = list(rows[0]["profile"]["parts_ms"])
@@ -86,8 +91,15 @@ def attention_table(shape: HeadShape = FIRST_SHAPE) -> str:
     return "\n".join([*lines, "", note, *sources]) + "\n"
 
 
-def _steps(model: str, length: int, rows: list[Row]) -> list[str]:
-    """Lines of one model and length; of each kind the slowest run first."""
+def _fair(record: Record) -> list[Row]:
+    """Returns the rows without stock runs whose data loader built an attention mask."""
+    return [
+        row for row in record["rows"] if "stock" not in row["case"] or MASK_FLAG in row["flags"]
+    ]
+
+
+def _steps(model: str, length: int, place: str, rows: list[Row]) -> list[str]:
+    """Lines of one model, length and layout; of each kind the slowest run first."""
     lines = []
     for kind in KINDS:
         cases = {row["case"] for row in rows if kind_of(row["case"]) == kind}
@@ -99,7 +111,8 @@ def _steps(model: str, length: int, rows: list[Row]) -> list[str]:
             over = f"{min(stock) / each.ms:.2f}x" if stock and ours else "-"
             counted = kind == "" and "documents" not in name
             rate = f"{_share(each.rows[0], each.ms, length):.0%}" if counted else "-"
-            lines.append(f"| {model} | {length:,} | `{name}` | {each} | {rate} | {over} |")
+            cells = [model, f"{length:,}", f"`{name}`", each.first, str(each), rate, over]
+            lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
@@ -119,6 +132,12 @@ class Runs:
 
     def _each(self) -> list[float]:
         return [median(row["ms"][WARM_UP:]) for row in self.rows]
+
+    @property
+    def first(self) -> str:
+        """Milliseconds of the first step, or the least and the most of several runs."""
+        times = sorted(row["ms"][0] for row in self.rows)
+        return " to ".join(f"{ms:,.0f}" for ms in dict.fromkeys((times[0], times[-1])))
 
     def __str__(self) -> str:
         each = self._each()
@@ -148,9 +167,11 @@ def _share(row: Row, ms: float, length: int) -> float:
     return flops / (row["gpus"] * ms * 1e9 * PEAK_TFLOPS)
 
 
-def _place(row: Row) -> tuple[str, int]:
-    model, length = row["case"].split()[-2:]
-    return model, int(length)
+def _place(row: Row) -> tuple[str, int, str]:
+    """Model, length, and the layout if the case's name has one."""
+    *words, model, length = row["case"].split()
+    layouts = [word for word in words if LAYOUT.fullmatch(word)]
+    return model, int(length), "".join(layouts)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from tools.readme_index import index_table
 from tools.readme_jobs import jobs_table
 from tools.readme_kernel import host_table, kernel_peers, kernel_summary, kernel_table
 from tools.readme_memory import memory_table
-from tools.readme_pretrain import agreement_table, flags_table, speed_table
+from tools.readme_pretrain import agreement_table, flags_table
 from tools.readme_records import RECORDS, ROOT, newest, source
 from tools.readme_te import attention_table, step_profile_table, step_table
 
@@ -58,7 +58,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "dist packs": packs_table,
     "memory": memory_table,
     "pretrain agreement": agreement_table,
-    "pretrain speed": speed_table,
     "pretrain flags": flags_table,
     "published jobs": jobs_table,
     "index": index_table,

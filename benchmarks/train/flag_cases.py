@@ -187,8 +187,7 @@ def paired_runs() -> list[Run]:
     """A small model on causal samples, for every seed by stock Megatron in two ways, by ours, and
     by ours with masks that a function gives: the right one, and one that lacks a block."""
     base = {**TE, "split": None, **MODEL, **SCHEDULE, **VALIDATION, **layout(cp=2)}
-    # The mask of a sample would have a gigabyte.
-    base |= {**SMALL_MODEL, **PAIRED_SCHEDULE, "no-create-attention-mask-in-dataloader": True}
+    base |= {**SMALL_MODEL, **PAIRED_SCHEDULE}
     kinds: dict[str, Flags] = {
         "te": {**CUDNN, "cp-comm-type": "p2p"},
         "te_a2a": {**CUDNN, "cp-comm-type": "a2a"},

@@ -7,10 +7,11 @@
 `agree`: losses and gradient norms of small bf16 models in several layouts, against stock attention
 at one rank. `speed`: time of a step of a Llama of about a billion parameters; the peers are what
 Megatron runs without TransformerEngine: its dense local attention, and PyTorch's causal SDPA put
-in by a layer spec. `flags` and `te_speed` have TransformerEngine's layers (pretrain_te.py).
+in by a layer spec. `flags`, `te_speed` and `te_speed_4gpus` have TransformerEngine's layers
+(pretrain_te.py). pairs.py says in what a stock case and its counterpart may differ.
 Every case has processes of its own under CUDA_DEVICE_MAX_CONNECTIONS=1, which have imported all
-packages before it begins (warm_ranks.py). The cases of `speed` and `te_speed` come in random order
-in every round, and no process imports while one is timed. The corpus is made of the Python standard
+packages before it begins (warm_ranks.py). The cases of parts with `speed` come in random order in
+every round, and no process imports while one is timed. The corpus is made of the Python standard
 library. With `--one-gpu` all ranks of a case share one GPU (pretrain_one_gpu.py).
 """
 
@@ -48,6 +49,7 @@ PARTS = {
     "speed": speed_cases,
     "flags": pretrain_te.flag_cases,
     "te_speed": pretrain_te.speed_cases,
+    "te_speed_4gpus": pretrain_te.four_gpu_cases,
 }
 """The cases of every part."""
 

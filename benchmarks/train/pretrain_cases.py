@@ -40,6 +40,7 @@ COMMON: Flags = {
     "num-workers": 2,
     "distributed-timeout-minutes": 5,
     "make-vocab-size-divisible-by": 64,
+    "no-create-attention-mask-in-dataloader": True,
 }
 SMALL: Flags = {
     "num-layers": 4,

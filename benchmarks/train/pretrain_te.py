@@ -200,7 +200,7 @@ EIGHT_B: Flags = {
 }
 """Layers of Llama-3 8B, but 4 of them, and a smaller vocabulary."""
 
-SFT: Flags = {"sft": True, "no-create-attention-mask-in-dataloader": True}
+SFT: Flags = {"sft": True}
 SFT_MODULE = "benchmarks.train.pretrain_sft"
 ONE_STEP: Flags = {
     "profile": True,
@@ -240,15 +240,64 @@ def _of_kind(
     return [replace(x, module=SFT_MODULE if kind == "sft" else None) for x in found]
 
 
+MAINTAINED: Flags = {
+    "use-distributed-optimizer": True,
+    "overlap-grad-reduce": True,
+    "overlap-param-gather": True,
+    "cross-entropy-loss-fusion": True,
+    "calculate-per-token-loss": True,
+    "manual-gc": True,
+}
+"""Flags of Megatron's example job for Llama-3 8B that concern speed."""
+HIERARCHICAL = "a2a+p2p"
+LAYOUTS_OF_FOUR = {
+    "cp4": (layout(cp=4), (*WAYS, HIERARCHICAL)),
+    "tp2cp2": (layout(cp=2, tp=2), WAYS),
+    "pp2cp2": (layout(cp=2, pp=2), WAYS),
+    "tp4": (layout(tp=4), ("alone",)),
+}
+"""Layouts of four GPUs, with stock's ways of context parallelism; `tp4` has none and is a check."""
+SHAPES_OF_FOUR = (("1b", BILLION, 8192), ("1b", BILLION, 32768),
+                  ("8b", EIGHT_B, 32768), ("8b", EIGHT_B, 65536))  # fmt: skip
+
+
+def four_gpu_cases() -> list[Case]:
+    """Stock as its maintainers set it up, in every way on both kernels, and magi, on four GPUs."""
+    return [
+        each
+        for model, flags, length in SHAPES_OF_FOUR
+        for place, (parallel, ways) in LAYOUTS_OF_FOUR.items()
+        for each in _beside_stock(
+            model, {**flags, **MAINTAINED, "seq-length": length, **parallel}, ways, place, 4
+        )
+    ]
+
+
 def _beside_stock(
-    model: str, shape: Flags, ways: tuple[str, ...], kind: str | None = None
+    model: str, shape: Flags, ways: tuple[str, ...], kind: str | None = None, gpus: int = 2
 ) -> list[Case]:
-    """Ours, and stock on each kernel in some ways."""
+    """Magi, and stock on each kernel in some ways.
+
+    Args:
+        model: last word but one of the names.
+        shape: flags of all cases; context parallelism 2 unless they say otherwise.
+        ways: stock's values of --cp-comm-type, or one other word.
+        kind: word of the names that says what is special.
+        gpus: of every case.
+    """
     kinds = [] if kind is None else [kind]
     place = [*kinds, model, str(shape["seq-length"])]
-    cases = [case(" ".join(["magi", *place]), 2, shape, CP2, MAGI)]
+    shape = {**CP2, **shape}
+    cases = [case(" ".join(["magi", *place]), gpus, shape, MAGI)]
     for kernel, backend in KERNELS.items():
         for way in ways:
             name = " ".join(["stock", *kinds, kernel, way, *place[len(kinds) :]])
-            cases.append(case(name, 2, shape, CP2, {"cp-comm-type": way}, backend))
+            cases.append(case(name, gpus, shape, _exchange(way), backend))
     return cases
+
+
+def _exchange(way: str) -> Flags:
+    """Flags of one of stock's ways of context parallelism."""
+    if way == HIERARCHICAL:
+        return {"cp-comm-type": way, "hierarchical-context-parallel-sizes": [2, 2]}
+    return {"cp-comm-type": way} if way in WAYS else {}

@@ -27,6 +27,9 @@ if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi import AttnMask, HeadShape
     from megatron_magi.training.recipe.run_config import RunConfig
 
+SEED = 1234
+"""Seed of the order of samples; Megatron's default."""
+
 
 @dataclass(frozen=True)
 class PlanInput:
@@ -57,7 +60,11 @@ def add_mask_options(parser: argparse.ArgumentParser) -> None:
     add_shape_options(look)
     look.add_argument("--sample", type=int, default=0, help="which packed sample (default 0)")
     look.add_argument("--seq-length", type=int, help="tokens of a sample (with --data)")
-    look.add_argument("--eod-token", type=int, help="id that ends a document (with --data)")
+    look.add_argument(
+        "--eod-token",
+        type=int,
+        help="id that ends a document (with --data; default: the index says)",
+    )
     how = parser.add_argument_group("planned with")
     how.add_argument("--cp", type=int, help="context-parallel ranks (recipe: parallel.cp)")
     how.add_argument("--ranks-per-node", type=int, help="of the cp ranks (default: one node)")
@@ -189,22 +196,13 @@ def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
 
     if options.seq_length is None:
         raise UsageError("--data needs --seq-length, the tokens of a packed sample")
-    stats = Path(f"{options.data}.json")
     eod = options.eod_token
+    found = DataConfig(path=options.data, seq_length=options.seq_length, prefetch=0)
     if eod is None:
-        eod = _eod_token(stats) if stats.is_file() else 256
-    data = DataConfig(path=options.data, seq_length=options.seq_length, eod_token=eod, prefetch=0)
-    return _documents(PackedDataset(data, 1234)[options.sample].cu_seqlens, options)
-
-
-def _eod_token(stats: Path) -> int:
-    try:
-        return int(json.loads(_text_of(stats))["eod_token"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{stats} must be what megatron-magi data writes, with an eod_token, got {error!r}; "
-            f"pass --eod-token, or make the data anew"
-        ) from error
+        dataset = PackedDataset(found, SEED, checks_ends=False)
+        return _documents(dataset.boundaries(options.sample), options)
+    dataset = PackedDataset(replace(found, eod_token=eod), SEED)
+    return _documents(dataset[options.sample].cu_seqlens, options)
 
 
 def _from_recipe(options: argparse.Namespace) -> PlanInput:

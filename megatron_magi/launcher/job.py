@@ -202,21 +202,38 @@ def _world(job: Job, gpus: int) -> list[str]:
 
 
 def _megatrons_own(job: Job, gpus: int) -> list[str]:
-    """What `validate_args` raises after our settings, as the launcher calls it; it reads the
-    environment too."""
+    """Megatron's first error in a check of its own; it reads the environment too."""
+    try:
+        validated(job.args, gpus)
+    except Exception as error:  # whatever it is, the job would end with it
+        return [_said_by_megatron(error)]
+    return []
+
+
+def validated(args: Any, gpus: int, *, with_magi: bool = True) -> Any:
+    """Returns a copy of Megatron's arguments after `validate_args`, as the job would have them.
+
+    Args:
+        args: from Megatron's parser.
+        gpus: processes of the job.
+        with_magi: whether the launcher changes its settings before; False for a stock job.
+
+    Raises:
+        Exception: whatever Megatron raises.
+    """
     from megatron.training.arguments import validate_args
 
-    args = copy.deepcopy(job.args)
+    args = copy.deepcopy(args)
     args.rank, args.world_size = 1, gpus  # rank 0 would print its settings
     args._is_global_batch_size_explicitly_specified = args.global_batch_size is not None
     with contextlib.redirect_stdout(io.StringIO()):
+        if not with_magi:
+            validate_args(args)
+            return args
         change_settings(args)
         with any_seq_length(args):
-            try:
-                validate_args(args)
-            except Exception as error:  # whatever it is, the job would end with it
-                return [_said_by_megatron(error)]
-    return []
+            validate_args(args)
+    return args
 
 
 def _said_by_megatron(error: Exception) -> str:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from megatron_magi.launcher import engine_variables
+from megatron_magi.launcher.changed_arguments import MASK_FLAG
 from megatron_magi.launcher.launch import Launch, hook
 from megatron_magi.launcher.refusals import refuse_arguments
 
@@ -33,8 +34,13 @@ def wrap_validate_args(launch: Launch, original: Any, args: Any, *rest: Any, **k
 
 def change_settings(args: Any) -> list[str]:
     """Set what our plan needs, and return one line for everything that a user may want to know."""
-    args.create_attention_mask_in_dataloader = False
     said = []
+    if args.create_attention_mask_in_dataloader:
+        args.create_attention_mask_in_dataloader = False
+        said.append(
+            f"{MASK_FLAG} is set: the plan is the mask; pass it to stock runs with "
+            "TransformerEngine too, which it makes faster"
+        )
     if not args.calculate_per_token_loss:
         args.calculate_per_token_loss = True
         said.append(

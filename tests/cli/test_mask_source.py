@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from tests.cli.command import Capture, plan_json, run
 
@@ -125,9 +127,29 @@ def test_plan_of_a_data_file_and_a_recipe(capsys: Capture, packed: str) -> None:
         capsys, "--data", packed, "--seq-length", "1024", "--cp", "2", "--sample", "1"
     )
     assert other["plan"]["digest"] != from_data["plan"]["digest"]
+    by_token = plan_json(
+        capsys, "--data", packed, "--seq-length", "1024", "--cp", "2", "--eod-token", "256"
+    )
+    assert by_token["plan"]["digest"] == from_data["plan"]["digest"]
+    code, _, err = run(capsys, "plan", "--data", packed, "--seq-length", "1024", "--cp", "2",
+                       "--eod-token", "7")  # fmt: skip
+    assert code == 2 and "(plan and viz: leave out --eod-token)" in err
     code, _, err = run(capsys, "plan", "--recipe", str(recipe), f"data.path={packed}", "--window",
                        "4")  # fmt: skip
     assert code == 2 and "got --window beside --recipe" in err
+
+
+def test_documents_of_an_index_need_no_eod(capsys: Capture, tmp_path: Path) -> None:
+    pytest.importorskip("megatron.core")
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    builder = IndexedDatasetBuilder(f"{tmp_path}/corpus.bin", dtype=np.uint16)
+    for length in [60, 0, 30, 90] * 10:
+        builder.add_document(torch.full((length,), 7), [length])
+    builder.finalize(f"{tmp_path}/corpus.idx")
+    given = ("--data", f"{tmp_path}/corpus", "--seq-length", "512", "--cp", "2")
+    found = plan_json(capsys, *given)
+    assert found["mask"]["tokens"] == 512 and found["mask"]["slices"] > 5
 
 
 @pytest.mark.parametrize("command", ["plan", "viz"])

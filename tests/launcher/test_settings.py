@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from megatron_magi.config import MagiConfig
+from megatron_magi.launcher.changed_arguments import ARGUMENTS
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.settings import (
@@ -18,17 +19,23 @@ from megatron_magi.launcher.settings import (
 )
 from tests.launcher.few_arguments import arguments
 
+NO_MASK = {"create_attention_mask_in_dataloader": False}
+
 
 def test_settings_are_changed_and_said() -> None:
     args = arguments()
-    (line,) = change_settings(args)
-    assert line.startswith("--calculate-per-token-loss is set: ranks hold")
+    mask, loss = change_settings(args)
+    assert mask == (
+        "--no-create-attention-mask-in-dataloader is set: the plan is the mask; pass it to stock "
+        "runs with TransformerEngine too, which it makes faster"
+    )
+    assert loss.startswith("--calculate-per-token-loss is set: ranks hold")
     assert args.calculate_per_token_loss is True
     assert args.create_attention_mask_in_dataloader is False
 
 
 def test_nothing_is_said_of_what_was_set() -> None:
-    args = arguments(calculate_per_token_loss=True)
+    args = arguments(calculate_per_token_loss=True, **NO_MASK)
     assert change_settings(args) == []
     assert args.calculate_per_token_loss is True
     assert args.create_attention_mask_in_dataloader is False
@@ -75,7 +82,7 @@ def test_validation_is_between_our_settings(capsys: pytest.CaptureFixture[str]) 
     assert wrap_validate_args(validate_args, launch)(args, {}) == "validated with {}"
     assert launch.args is args and args.seq_length == 97
     said = capsys.readouterr().out
-    assert said.startswith("megatron_magi: --calculate-per-token-loss is set")
+    assert "megatron_magi: --calculate-per-token-loss is set" in said
     wrap_validate_args(validate_args, Launch(Options(MagiConfig())))
     assert capsys.readouterr().out == ""
 
@@ -91,8 +98,19 @@ def test_refusals_come_before_validation() -> None:
     assert launch.args is None and args.calculate_per_token_loss is False
 
 
+def test_every_changed_argument_is_in_the_table() -> None:
+    args = arguments(
+        ddp_average_in_collective=True, cp_comm_type=["p2p"], fallback_to_eager_attn=False
+    )
+    before = dict(vars(args))
+    change_settings(args)
+    changed = {name for name, value in vars(args).items() if value != before[name]}
+    named = {change.name for change in ARGUMENTS}
+    assert changed == named - {"attention_backend"}  # which Megatron's parser never sees
+
+
 def test_gradients_are_not_averaged_and_it_is_said() -> None:
-    args = arguments(calculate_per_token_loss=True, ddp_average_in_collective=True)
+    args = arguments(calculate_per_token_loss=True, ddp_average_in_collective=True, **NO_MASK)
     (line,) = change_settings(args)
     assert line.startswith("--ddp-average-in-collective is not used: gradients are divided by")
     assert args.ddp_average_in_collective is False
@@ -122,7 +140,7 @@ def test_gradients_are_not_averaged_and_it_is_said() -> None:
 def test_the_dev_branch_gets_the_communication_it_asks_for(
     given: dict[str, Any], wanted: list[str]
 ) -> None:
-    args = arguments(calculate_per_token_loss=True, **given)
+    args = arguments(calculate_per_token_loss=True, **NO_MASK, **given)
     said = change_settings(args)
     assert args.cp_comm_type == wanted
     assert bool(said) == (wanted != given["cp_comm_type"])
@@ -131,10 +149,10 @@ def test_the_dev_branch_gets_the_communication_it_asks_for(
 def test_the_choice_of_another_attention_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("FLASH", "0"), ("FUSED", "1"), ("UNFUSED", "0")):
         monkeypatch.setenv(f"NVTE_{name}_ATTN", value)
-    (line,) = change_settings(arguments(calculate_per_token_loss=True))
+    (line,) = change_settings(arguments(calculate_per_token_loss=True, **NO_MASK))
     assert line.startswith("NVTE_FLASH_ATTN, NVTE_UNFUSED_ATTN are unset: attention is ours")
     assert [n for n in ("FLASH", "FUSED", "UNFUSED") if f"NVTE_{n}_ATTN" in os.environ] == ["FUSED"]
-    assert change_settings(arguments(calculate_per_token_loss=True)) == []
+    assert change_settings(arguments(calculate_per_token_loss=True, **NO_MASK)) == []
 
 
 def test_deterministic_mode_is_about_attention_too() -> None:

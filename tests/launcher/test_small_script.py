@@ -186,13 +186,14 @@ def test_documents_matter(documents: dict[str, Any]) -> None:
 def test_one_line_says_what_runs(results: dict[str, Any]) -> None:
     first, second = results["cp2"]["values"]
     lines = [line for line in first["output"].splitlines() if line.startswith("megatron_magi")]
-    assert lines[0].startswith("megatron_magi: --calculate-per-token-loss is set")
-    assert lines[1].startswith(
+    assert lines[0].startswith("megatron_magi: --no-create-attention-mask-in-dataloader is set")
+    assert lines[1].startswith("megatron_magi: --calculate-per-token-loss is set")
+    assert lines[2].startswith(
         "megatron_magi active: kernel reference, transport all_to_all over gloo, cp 2, "
         "heads 4/2x16, "
     )
-    assert "documents not masked, hooks settings batch" in lines[1]
-    assert len(lines) == 2
+    assert "documents not masked, hooks settings batch" in lines[2]
+    assert len(lines) == 3
     assert "megatron_magi" not in second["output"]
     assert "megatron_magi" not in results["stock"]["values"][0]["output"]
 

@@ -42,13 +42,18 @@ def damaged_data(path: Path | str, what: str) -> RecipeError:
 class IndexFile:
     """Token sequences of PREFIX.bin by number.
 
+    Args:
+        prefix: of both files.
+        least_length: tokens that every sequence has; 0 takes Megatron's empty documents.
+
     Raises:
         RecipeError: a file is missing, cannot be read, or is damaged.
 
     Cost: reads PREFIX.idx once, and only the size of PREFIX.bin.
     """
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, least_length: int = 1) -> None:
+        self._least_length = least_length
         self.index_path, self.tokens_path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         index = _mapped(self.index_path)
         code, n, num_documents = _read_header(index, self.index_path)
@@ -84,7 +89,8 @@ class IndexFile:
         total = 0
         for first in range(0, len(self), BLOCK):
             lengths = self.sequence_lengths[first : first + BLOCK].astype(np.int64)
-            self._refuse(lengths < 1, first, "length", lengths, "at least 1")
+            least = self._least_length
+            self._refuse(lengths < least, first, "length", lengths, f"at least {least}")
             ends = total + np.cumsum(lengths * self._dtype.itemsize)
             begins = np.concatenate([[total], ends[:-1]])
             offsets = self._offsets[first : first + BLOCK]

@@ -61,6 +61,7 @@ class PackedDataset:
         held_out: share of the documents that belong to validation, see `is_held_out`.
         validation: take those documents instead of the others.
         vocab_size: of the model; every token that is read must be below it. None: unknown.
+        checks_ends: whether documents must end with `eod_token`. Without it use `boundaries` alone.
 
     Raises:
         RecipeError: if the files are missing, damaged, too small, or do not end documents with
@@ -74,11 +75,12 @@ class PackedDataset:
         held_out: float = 0.0,
         validation: bool = False,
         vocab_size: int | None = None,
+        checks_ends: bool = True,
     ) -> None:
         self.config = config
         self.seed = seed
         self.vocab_size = vocab_size
-        self.indexed = _open_indexed(config)
+        self.indexed = _open_indexed(config, checks_ends)
         self.lengths = np.asarray(self.indexed.sequence_lengths, dtype=np.int64)
         mine = is_held_out(len(self.lengths), held_out) == validation
         self.documents = np.flatnonzero(mine)
@@ -277,10 +279,10 @@ def _read_names(prefix: str) -> list[str] | None:
     return path.read_text("utf-8", "replace").splitlines() if path.is_file() else None
 
 
-def _open_indexed(config: DataConfig) -> IndexFile:
+def _open_indexed(config: DataConfig, checks_ends: bool) -> IndexFile:
     check_files(config)
-    indexed = IndexFile(config.path)
-    for document in range(min(len(indexed), 16)):
+    indexed = IndexFile(config.path, least_length=1 if checks_ends else 0)
+    for document in range(min(len(indexed), 16) if checks_ends else 0):
         last = int(indexed.sequence_lengths[document]) - 1
         _check_end(int(indexed.get(document, last, 1)[0]), document, config)
     return indexed
@@ -290,6 +292,6 @@ def _check_end(last: int, document: int, config: DataConfig) -> None:
     if last != config.eod_token:
         raise RecipeError(
             f"every document must end with data.eod_token {config.eod_token}, got {last} at "
-            f"the end of document {document} of {config.path}; set data.eod_token, or pack "
-            f"with an EOD (--append-eod)"
+            f"the end of document {document} of {config.path}; set data.eod_token (plan and viz: "
+            f"leave out --eod-token), or pack with an EOD (--append-eod)"
         )
