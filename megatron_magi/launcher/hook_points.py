@@ -16,6 +16,7 @@ from megatron_magi.adapter.compat import MegatronVersion
 from megatron_magi.launcher import (
     batch,
     checkpoints,
+    data_files,
     fixed_shapes,
     fsdp2,
     model_hooks,
@@ -102,6 +103,10 @@ HOOK_POINTS = (
         "datasets", "megatron.core.datasets.blended_megatron_dataset_builder",
         "BlendedMegatronDatasetBuilder.__init__", ("is_built_on_rank",),
         samples.wrap_dataset_builder,
+    ),
+    HookPoint(
+        "data-file", "megatron.core.datasets.indexed_dataset", "IndexedDataset.__init__",
+        ("path_prefix",), data_files.wrap_open_data_file,
     ),
     HookPoint(
         "samples", "megatron.core.rerun_state_machine", "RerunDataIterator.__next__", (),

@@ -52,6 +52,8 @@ class StepStats:
     """Key rows that come from other ranks, as a fraction of the stream's."""
     plan_ms: float = 0.0
     """Milliseconds that the main thread spends on plans; almost 0 if they were made ahead."""
+    has_label: bool | None = None
+    """Whether a sample of this replica had a token that counts; None if none came over the host."""
     num_made_here: int = 0
     """Plans that the main thread made, because they were neither remembered nor made ahead."""
 

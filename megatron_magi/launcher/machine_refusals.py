@@ -102,11 +102,24 @@ def _transport_here(args: Any, magi: MagiConfig) -> Iterator[str]:
         )
 
 
+def _checkpoint_worker(args: Any, magi: MagiConfig) -> Iterator[str]:
+    """Megatron's worker chooses a GPU when it starts; without one it dies, and the job waits."""
+    given = getattr(args, "async_save", False) and getattr(
+        args, "use_persistent_ckpt_worker", False
+    )
+    if given and not torch.cuda.is_available():
+        yield (
+            "--use-persistent-ckpt-worker requires a GPU, got a machine without CUDA, where the "
+            "first save waits for ever for a worker that has died; leave the flag out"
+        )
+
+
 MACHINE_RULES: tuple[Rule, ...] = (
     _absent_transformer_engine,
     _layers_of_mtp,
     _local_norms,
     _kernel,
     _transport_here,
+    _checkpoint_worker,
 )
 """Settings that this machine cannot follow; another one may."""

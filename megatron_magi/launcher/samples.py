@@ -48,7 +48,15 @@ def wrap_next_sample(launch: Launch, original: Any, self: Any) -> Any:
         return original(self)
     sample = _drawn(launch, original, self) if launch.has_documents() else original(self)
     launch.microbatch.identify(sample)
+    _note_labels(launch, sample)
     return sample
+
+
+def _note_labels(launch: Launch, sample: Any) -> None:
+    """Keep whether a token of this step counts; a step without any logs no loss."""
+    mask = sample.get("loss_mask") if isinstance(sample, dict) else None
+    if isinstance(mask, torch.Tensor) and mask.device.type == "cpu":
+        launch.stats.has_label = bool(launch.stats.has_label) or bool(mask.any())
 
 
 def _drawn(launch: Launch, original: Any, self: Any) -> Any:

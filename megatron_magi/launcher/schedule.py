@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from torch import Tensor
 
 from megatron_magi.adapter.packed import pipeline_seq_length
@@ -121,8 +122,21 @@ def wrap_train_step(launch: Launch, original: Any, *args: Any, **kwargs: Any) ->
     launch.take_stats()
     losses, *rest = original(*args, **kwargs)
     if losses:
+        _report_missing_labels(launch)
         device = next(iter(losses.values())).device
         means = launch.take_stats()
         figures = torch.tensor(list(means.values()), device=device)  # one copy for all
         losses = {**losses, **dict(zip(means, figures, strict=True))}
     return (losses, *rest)
+
+
+def _report_missing_labels(launch: Launch) -> None:
+    """Print one line per replica whose samples had no token that counts: Megatron logs no loss for
+    a step without any."""
+    if launch.stats.has_label is False and parallel_state.get_context_parallel_rank() == 0:
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        print(
+            f"megatron_magi: a step had no label in the samples of rank {rank}, whose loss_mask is "
+            f"0 everywhere; if no replica has one, Megatron logs no loss; check the data",
+            flush=True,
+        )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import megatron_magi.adapter
-from tests.launcher.layouts import CP2
+from tests.launcher.layouts import CP2, SMALL_SCRIPT
 from tests.launcher.tiny_flags import TINY
 from tests.launcher.two_ranks import Ranks
 
@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
+WITH_WORKER = (str(Path(__file__).parent / "run_with_worker.py"), str(SMALL_SCRIPT))
 SIX: dict[str, Any] = {**TINY, **CP2, "train-iters": 6, "no-load-rng": True}
 
 
@@ -54,7 +55,7 @@ def whole() -> list[float]:
 def test_a_run_that_saves_trains_and_resumes_as_one_that_does_not(
     whole: list[float], tmp_path: Path
 ) -> None:
-    outputs = Ranks({**SIX, **save(tmp_path), "exit-interval": 4}).outputs()
+    outputs = Ranks({**SIX, **save(tmp_path), "exit-interval": 4}, WITH_WORKER).outputs()
     assert losses(outputs) == whole[:4]
     assert "scheduled an async checkpoint save at iteration       2" in outputs[0]
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "4"
@@ -67,7 +68,8 @@ def test_a_run_that_is_killed_during_a_save_goes_on_from_the_last_whole_one(
     whole: list[float], tmp_path: Path
 ) -> None:
     first = "successfully saved checkpoint from iteration       2"
-    Ranks({**SIX, **save(tmp_path)}).kill_at("async checkpoint save at iteration       4", first)
+    second = "async checkpoint save at iteration       4"
+    Ranks({**SIX, **save(tmp_path)}, WITH_WORKER).kill_at(second, first)
     done = int((tmp_path / "latest_checkpointed_iteration.txt").read_text())
     assert done in (2, 4)
     resumed = losses(Ranks({**SIX, "load": str(tmp_path)}).outputs())

@@ -109,7 +109,7 @@ def _open(parent: dist.ProcessGroup, device: torch.device, timeout_s: float) -> 
     try:
         made = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=timeout_s))
     except RuntimeError as error:
-        raise RuntimeError(_who_did_not_come(parent, timeout_s, error)) from error
+        raise RuntimeError(_who_did_not_come(parent, timeout_s, error)) from None
     made._set_default_timeout(like.options._timeout)
     return ReduceGroup(made)
 
@@ -118,7 +118,7 @@ def _who_did_not_come(parent: dist.ProcessGroup, timeout_s: float, error: Runtim
     return (
         f"all ranks {dist.get_process_group_ranks(parent)} must begin their backward within "
         f"{timeout_s:.0f} s of each other, and one did not come (seen by rank "
-        f"{dist.get_rank(parent)}); look for the first error in the other ranks' logs, or raise "
+        f"{dist.get_rank()}); look for the first error in the other ranks' logs, or raise "
         f"MagiConfig.agreement_timeout_s ({error})"
     )
 

@@ -196,7 +196,9 @@ def _open_state(group: dist.ProcessGroup, timeout_s: float, members: str = CP_RA
     if state is not None and state.channel is not None:
         return state
     with _table_lock:
-        state = _states.setdefault(group, GroupState(dist.get_rank(group), members, timeout_s))
+        ranks = tuple(dist.get_process_group_ranks(group))
+        made = GroupState(dist.get_rank(), members, timeout_s, job_ranks=ranks)
+        state = _states.setdefault(group, made)
         dead = [s for g, s in _states.items() if not is_alive(g)]
     for other in dead:
         other.retire()
@@ -216,7 +218,7 @@ def _open_channel(group: dist.ProcessGroup, timeout_s: float) -> Channel:
             f"batch, attach) within {timeout_s:.0f} s of each other, and one did not come; look "
             f"for the first error in the other ranks' logs, or raise "
             f"MagiConfig.agreement_timeout_s ({error})"
-        ) from error
+        ) from None  # its text is in the line; a second traceback would say no more
 
 
 def _look_at_all() -> list[str]:

@@ -32,6 +32,7 @@ class GroupState:
     """One group's channel; the caller of a method or user of a field must hold ``lock``."""
 
     rank: int
+    """Of this process in the job, as logs and launchers count."""
     members: str
     timeout_s: float
     channel: Channel | None = None
@@ -41,6 +42,8 @@ class GroupState:
     """Digests of plans that were compared, with what signatures say about them, the latest last;
     at most MAX_AGREED. An lru_cache would keep the plans alive, and cannot say what it holds."""
     lock: threading.RLock = field(default_factory=threading.RLock)
+    job_ranks: tuple[int, ...] = ()
+    """The group's ranks as the job numbers them; (): as the group does."""
 
     def __del__(self) -> None:
         self.retire()
@@ -139,7 +142,9 @@ class GroupState:
                 f"{timeout_s:.0f} s, or is gone (seen by rank {self.rank}); look for the first "
                 f"error in the other ranks' logs, check that every rank takes the same number of "
                 f"batches, or raise MagiConfig.agreement_timeout_s ({error})"
-            ) from error
+            ) from None  # its text is in the line; a second traceback would say no more
         if difference is not None:
             self.close()
-            raise AgreementError(describe_difference(difference, self.members, self.rank))
+            raise AgreementError(
+                describe_difference(difference, self.members, self.rank, self.job_ranks)
+            )

@@ -116,35 +116,47 @@ def differing_ranks(signatures: Signatures) -> list[int]:
     return [int(rank) for rank in np.flatnonzero((signatures != signatures[0]).any(axis=1))]
 
 
-def describe_difference(signatures: Signatures, members: str, rank: int) -> str:
-    """The text of the error that all ranks raise: who differs, in what, and what to do."""
-    ranks = differing_ranks(signatures)
-    first, other = signatures[0], ranks[0]
+def describe_difference(
+    signatures: Signatures, members: str, rank: int, job_ranks: Sequence[int] = ()
+) -> str:
+    """The text of the error that all ranks raise: who differs, in what, and what to do.
+
+    Args:
+        signatures: [ranks, SIGNATURE_LEN], one call of every rank of the group.
+        rank: of the job, of the process that raises.
+        job_ranks: the group's ranks as the job numbers them; default: as the group does.
+    """
+    of_job = job_ranks or range(len(signatures))
+    differing = differing_ranks(signatures)
+    first, other = signatures[0], signatures[differing[0]]
+    rank_0, rank_1 = of_job[0], of_job[differing[0]]
+    ranks = [of_job[each] for each in differing]
     kind, call = _kind(first), f"call {first[0]} of this group"
     whose = f"seen by rank {rank}"
     if (signatures[:, 1] != first[1]).any():
         return (
-            f"{members} must make the same calls in the same order; {call} is {kind} on rank 0 and "
-            f"{_kind(signatures[other])} on rank {other} ({whose}); let every rank take the same "
+            f"{members} must make the same calls in the same order; {call} is {kind} on rank "
+            f"{rank_0} and {_kind(other)} on rank {rank_1} ({whose}); let every rank take the same "
             f"batches through the same layers"
         )
     plan_fields = _differing_plan_fields(signatures)
     if (signatures[:, 2] != first[2]).any():
         return (
-            f"{members} must plan the same thing; ranks {ranks} differ from rank 0 in "
-            f"{', '.join(plan_fields) or 'the planner version'} ({kind}, {call}, {whose}); give "
+            f"{members} must plan the same thing; ranks {ranks} differ from rank {rank_0} "
+            f"in {', '.join(plan_fields) or 'the planner version'} ({kind}, {call}, {whose}); give "
             f"every rank the same mask, config and package version"
         )
     if kind == "batch":
         return (
             f"{members} must take the same batch; ranks {ranks} hold other tokens, or another "
-            f"batch_id, than rank 0 ({call}, {whose}); let every rank read the same data in the "
-            f"same order, and let all of them leave out a batch that one leaves out"
+            f"batch_id, than rank {rank_0} ({call}, {whose}); let every rank read the same data in "
+            f"the same order, let all of them leave out a batch that one leaves out, and check "
+            f"that every node's copy of the data is whole"
         )
     return (
         f"{members} must pass the same shapes, dtype and numbers to {kind}; ranks {ranks} differ "
-        f"from rank 0: rank 0 has {_content(first)}, rank {other} has "
-        f"{_content(signatures[other])} ({call}, {whose}); give every rank the same model config "
+        f"from rank {rank_0}: rank {rank_0} has {_content(first)}, rank {rank_1} has "
+        f"{_content(other)} ({call}, {whose}); give every rank the same model config "
         f"and arguments"
     )
 

@@ -103,3 +103,10 @@ def test_plans_of_other_planners_differ_in_no_input() -> None:
     signatures = [signature_of(Call("plan"), (digest, PLAN[1]), 0) for digest in (1, 2)]
     said = describe_difference(np.array(signatures), "ranks", 0)
     assert "differ from rank 0 in the planner version" in said
+
+
+def test_ranks_are_those_of_the_job() -> None:
+    signatures = np.array([signature_of(Call("batch", extra=x), PLAN, 0) for x in (1, 2)])
+    said = describe_difference(signatures, "ranks", 5, (4, 5))
+    assert "ranks [5] hold other tokens" in said
+    assert "than rank 4" in said and "seen by rank 5" in said
