@@ -138,12 +138,3 @@ def variant(number: int) -> dict[str, Any]:
         if size not in (1, None) and not is_needless and (world > 1 or draw.random() < 0.05):
             flags[name] = size
     return {"flags": flags, "world": world}
-
-
-KNOWN: list[tuple[Flags, str]] = []
-"""Flags with which `check` and the job differ, and why."""
-
-
-def known_difference(flags: Flags, world: int) -> str | None:
-    """Why `check` and the job may differ on these flags; None if they must agree."""
-    return next((why for given, why in KNOWN if given.items() <= flags.items()), None)
