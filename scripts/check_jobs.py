@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     found.add(find_tests(given.megatron))
     found.add(find_examples(given.megatron))
     jobs = without_repeats(found.jobs)
-    from megatron_magi.launcher.job import megatron_parser
+    from megatron_magi.launcher.megatron_flags import megatron_parser
 
     rows, unread = rows_of(jobs, megatron_parser())
     print(f"Megatron {version}: {len(found.jobs)} jobs, {len(jobs)} of them different")
@@ -92,7 +92,7 @@ def print_recipes(bridge: Path) -> tuple[list[Row], dict[str, str]]:
     """The tables of Megatron-Bridge's recipes; returns their rows and what could not be read."""
     from published_jobs.bridge import LIBRARY, PERFORMANCE, read_recipes, sets_of
 
-    from megatron_magi.launcher.job import megatron_parser
+    from megatron_magi.launcher.megatron_flags import megatron_parser
 
     rows, unread = read_recipes(bridge, megatron_parser().parse_args([]))
     print("", f"Megatron-Bridge: {len(rows)} recipes", *left_out_lines(Counter(), unread), sep="\n")
@@ -109,7 +109,7 @@ def rows_of(
     for job in jobs:
         try:
             rows.append(row_of(job, parser))
-        except (ValueError, TypeError, AssertionError) as error:
+        except (ValueError, TypeError, AssertionError, argparse.ArgumentError) as error:
             unread[job.name] = str(error)
     return rows, unread
 

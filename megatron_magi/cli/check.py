@@ -2,8 +2,9 @@
 
 Megatron's own parser reads the command line of your pretrain script; the launcher's rules judge it,
 and then Megatron's own checks. Words before the script, such as torchrun's, are passed over.
+Flags that Megatron does not know are named in one line, and the rest is judged without them.
 Exit code 0: the job is accepted. 1: refused, with the lines that the launcher or Megatron would
-print. 2: it cannot be read here.
+print. 2: it cannot be read here, or there is no such script.
 
 examples:
   megatron-magi check -- pretrain_gpt.py --context-parallel-size 2 ... --attention-backend magi
@@ -31,7 +32,7 @@ UNKNOWN = "not known before it starts: data, memory, and the transport between r
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus", type=int, metavar="N",
-        help="GPUs of the job (default: tensor x pipeline x context parallel size)",
+        help="GPUs of the job (default: the fewest that its parallel sizes allow)",
     )  # fmt: skip
     parser.add_argument(
         "--elsewhere", action="store_true",
@@ -46,11 +47,13 @@ def run(options: argparse.Namespace) -> int:
     """Read, judge, print; 0 or 1."""
     script, flags = _script_and_flags(options.job)
     _find_modules_like_the_launcher(script)
+    source = script.read_text(errors="replace")
     from megatron_magi.launcher import job
 
     try:
         job.prepare_megatron()
-        accepted = job.judge(job.read_job(flags), options.gpus, here=not options.elsewhere)
+        read = job.read_job(flags, source)
+        accepted = job.judge(read, options.gpus, here=not options.elsewhere)
     except job.RefusedJob as refused:
         return _refuse(refused, options)
     if options.json:
@@ -58,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.quiet:
         print("accepted")
     else:
-        print(_line(accepted, script))
+        print(_line(accepted))
     return 0
 
 
@@ -66,7 +69,7 @@ def _script_and_flags(words: list[str]) -> tuple[Path, list[str]]:
     """The pretrain script, which is the first word that ends in .py, and what follows it."""
     for number, word in enumerate(words):
         if word.endswith(".py"):
-            return Path(word), words[number + 1 :]
+            return _existing(Path(word)), words[number + 1 :]
     got = " ".join(word for word in words[:3] if word != "--")
     raise UsageError(
         f"a pretrain script and its flags are required behind --, got {got or 'none'}; such as "
@@ -74,12 +77,20 @@ def _script_and_flags(words: list[str]) -> tuple[Path, list[str]]:
     )
 
 
+def _existing(script: Path) -> Path:
+    if not script.is_file():
+        raise UsageError(
+            f"the script must exist, got {str(script)!r} in {Path.cwd()}, and there is no such "
+            f"file; give its path"
+        )
+    return script
+
+
 def _find_modules_like_the_launcher(script: Path) -> None:
     """The script's folder first, where a checkout has Megatron, then the current folder."""
     if "" not in sys.path:  # as python -m has it; the command's own script does not
         sys.path.insert(0, "")
-    if script.is_file():
-        sys.path.insert(0, str(script.resolve().parent))
+    sys.path.insert(0, str(script.resolve().parent))
 
 
 def _refuse(refused: RefusedJob, options: argparse.Namespace) -> int:
@@ -96,15 +107,12 @@ def _refuse(refused: RefusedJob, options: argparse.Namespace) -> int:
     return 1
 
 
-def _line(accepted: Accepted, script: Path) -> str:
+def _line(accepted: Accepted) -> str:
     a = accepted
     kernel = "kernel not known, as the job runs elsewhere"
     if a.kernel is not None:
         kernel = f"kernel {a.kernel} on this machine"
-    read_by = f"read by Megatron {a.megatron}"
-    if not script.is_file():
-        read_by += f" of this environment, as there is no {script} here"
     return (
         f"accepted: {a.gpus} GPUs as tp {a.tp}, pp {a.pp}, cp {a.cp}, dp {a.dp}; {a.layers} "
-        f"layers; heads {a.heads} on a rank; {kernel}; {read_by}; {UNKNOWN}"
+        f"layers; heads {a.heads} on a rank; {kernel}; read by Megatron {a.megatron}; {UNKNOWN}"
     )

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
-import functools
 import io
+import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any
 
 from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.config import MagiConfig
-from megatron_magi.launcher.cpu import (
-    install_cpu_training,
-    no_training_program,
-    skip_compilation_of_wheels,
-)
+from megatron_magi.core.plan import HeadShape
+from megatron_magi.launcher.cpu import install_cpu_training, skip_compilation_of_wheels
 from megatron_magi.launcher.flags import Options, take_flags
 from megatron_magi.launcher.hook_points import HookError, check
-from megatron_magi.launcher.job_sizes import heads_of
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.job_sizes import heads_of, knows_heads, ranks_of_layers, smallest_world
 from megatron_magi.launcher.machine_refusals import kernel_here, machine_refusals
+from megatron_magi.launcher.megatron_flags import megatron_parser, read_flags
 from megatron_magi.launcher.refusals import refusals
-from megatron_magi.launcher.settings import any_seq_length, change_settings, take_settings
+from megatron_magi.launcher.run_needs import run_needs
+from megatron_magi.launcher.settings import any_seq_length, change_settings
 
 
 class RefusedJob(Exception):
@@ -38,13 +36,6 @@ class RefusedJob(Exception):
         """Whether some of the lines are about this machine, and need not hold on another."""
 
 
-class RaisingParser(argparse.ArgumentParser):
-    """Raises where argparse would end the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
-
-
 @dataclass(frozen=True)
 class Job:
     """A command line with our switch, read by both parsers."""
@@ -52,13 +43,13 @@ class Job:
     args: Any
     """Megatron's arguments, before `validate_args`."""
     options: Options
+    faults: tuple[str, ...] = ()
+    """One line for each fault of the flags that Megatron's parser found and left out."""
 
     @property
     def model_size(self) -> int:
-        """Ranks that hold one copy of the model's work: tensor x pipeline x context parallel."""
-        a = self.args
-        sizes = (a.tensor_model_parallel_size, a.pipeline_model_parallel_size)
-        return int(sizes[0] * sizes[1] * a.context_parallel_size)
+        """The least number of GPUs; the job runs on a multiple of it."""
+        return smallest_world(self.args)
 
     @property
     def config(self) -> MagiConfig:
@@ -100,31 +91,14 @@ def prepare_megatron() -> None:
         raise RefusedJob([f"megatron_magi: {error}"]) from error
 
 
-@functools.cache
-def megatron_parser() -> argparse.ArgumentParser:
-    """The parser of Megatron's training scripts, ModelOpt's flags among them.
+def read_job(flags: Sequence[str], script: str = "") -> Job:
+    """Parse the flags after a pretrain script's name, first ours and then Megatron's.
+
+    Args:
+        script: The script's source; a flag that it names is one that it adds itself.
 
     Raises:
-        ImportError: a megatron-core without the training program.
-    """
-    try:
-        from megatron.training.arguments import add_megatron_arguments
-    except ModuleNotFoundError as error:
-        raise ImportError(no_training_program()) from error
-    parser: argparse.ArgumentParser = add_megatron_arguments(RaisingParser(allow_abbrev=False))
-    try:
-        from megatron.post_training.arguments import add_modelopt_args
-    except ImportError:
-        return parser
-    with_modelopt: argparse.ArgumentParser = add_modelopt_args(parser)
-    return with_modelopt
-
-
-def read_job(flags: Sequence[str]) -> Job:
-    """The flags behind a pretrain script's name, parsed by our parser and by Megatron's.
-
-    Raises:
-        RefusedJob: flags that one of the parsers does not take, or none of them switches ours on.
+        RefusedJob: our own flags are wrong, or none of them switches magi on.
     """
     said = io.StringIO()
     try:
@@ -137,13 +111,8 @@ def read_job(flags: Sequence[str]) -> Job:
             "a job with --attention-backend magi is required, got none, or another one behind it: "
             "it would run with Megatron's own attention; add the flag"
         ])  # fmt: skip
-    try:
-        return Job(megatron_parser().parse_args(rest), options)
-    except ValueError as error:
-        raise RefusedJob([
-            f"flags of Megatron {MEGATRON_VERSION} are required, got: {error}; mend them, and "
-            f"leave out those that your script adds itself"
-        ]) from error  # fmt: skip
+    args, faults = read_flags(rest, script)
+    return Job(args, options, tuple(faults))
 
 
 def judge(job: Job, gpus: int | None = None, *, here: bool = True) -> Accepted:
@@ -157,10 +126,10 @@ def judge(job: Job, gpus: int | None = None, *, here: bool = True) -> Accepted:
         RefusedJob: with all refusals of the launcher at once, or with Megatron's first one.
     """
     count = job.model_size if gpus is None else gpus
-    of_job = refusals(job.args, job.config, mask_name=job.options.mask_name, here=False)
-    of_job += [*_settings(job), *_world(job, count)]
+    rules = refusals(job.args, job.config, mask_name=job.options.mask_name, here=False)
+    rules += [*_world(job, count), *run_needs(job.args)]
     of_machine = machine_refusals(job.args, job.config) if here else []
-    lines = [*of_job, *of_machine] or _megatrons_own(job, count)
+    lines = [*job.faults, *([*rules, *of_machine] or _megatrons_own(job, count, here))]
     if lines:
         raise RefusedJob(lines, about_machine=bool(of_machine))
     return _accepted(job, count, here)
@@ -173,38 +142,46 @@ def _accepted(job: Job, gpus: int, here: bool) -> Accepted:
         tp=args.tensor_model_parallel_size,
         pp=args.pipeline_model_parallel_size,
         cp=args.context_parallel_size,
-        dp=gpus // job.model_size,
+        dp=gpus // ranks_of_layers(args)[0],
         layers=args.transformer_impl,
-        heads=f"{heads.num_heads_q}/{heads.num_heads_kv}x{heads.head_dim}",
+        heads=_shown(heads),
         kernel=kernel_here(args, job.config) if here else None,
         megatron=str(MEGATRON_VERSION),
     )
 
 
-def _settings(job: Job) -> list[str]:
-    """Our settings that contradict the job's."""
-    try:
-        take_settings(Launch(job.options), job.args)
-    except SystemExit as error:
-        return [str(error)]
-    return []
+def _shown(heads: HeadShape) -> str:
+    """Query heads / key heads x head dimension, and that of values if it is another one."""
+    shown = f"{heads.num_heads_q}/{heads.num_heads_kv}x{heads.head_dim}"
+    return shown if heads.value_dim == heads.head_dim else f"{shown} (values {heads.value_dim})"
 
 
 def _world(job: Job, gpus: int) -> list[str]:
-    if job.model_size < 1:  # which is refused by its parts
+    least = job.model_size
+    if least < 1:  # which is refused by its parts
         return []
-    if gpus >= 1 and gpus % job.model_size == 0:
+    if gpus >= 1 and gpus % least == 0:
         return []
+    dense, experts = ranks_of_layers(job.args)
+    sizes = f"tensor x pipeline x context parallel size {dense}"
+    if least != dense:
+        sizes += f" and expert-tensor x expert x pipeline parallel size {experts}"
     return [
-        f"a job of tensor x pipeline x context parallel size {job.model_size} requires a multiple "
-        f"of it as GPUs, got {gpus} (--gpus); change one of them"
+        f"a job of {sizes} requires a multiple of {least} as GPUs, got {gpus} (--gpus); change one "
+        f"of them"
     ]
 
 
-def _megatrons_own(job: Job, gpus: int) -> list[str]:
-    """Megatron's first error in a check of its own; it reads the environment too."""
+def _megatrons_own(job: Job, gpus: int, here: bool) -> list[str]:
+    """Megatron's first error in `validate_args` after our settings, as the launcher calls it, or in
+    what is built from the flags after it; it reads the environment too. The model's config also
+    asks what is installed, so that it is made on the job's own machine alone."""
     try:
-        validated(job.args, gpus)
+        with _silence():
+            args = validated(job.args, gpus)
+            if here:
+                _configure_model(args)
+            _build_schedule(args)
     except Exception as error:  # whatever it is, the job would end with it
         return [_said_by_megatron(error)]
     return []
@@ -234,6 +211,39 @@ def validated(args: Any, gpus: int, *, with_magi: bool = True) -> Any:
         with any_seq_length(args):
             validate_args(args)
     return args
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Drop what Megatron prints and logs."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _configure_model(args: Any) -> None:
+    """Make Megatron's config of the model, which has checks of its own."""
+    from megatron.training import arguments
+
+    if knows_heads(args):  # else a checkpoint, or a script of another model, brings the sizes
+        arguments.core_transformer_config_from_args(args)
+
+
+def _build_schedule(args: Any) -> None:
+    """Build Megatron's schedule of the learning rate, which has checks of its own."""
+    from megatron.training import training
+
+    original = training.get_args
+    training.get_args = lambda: args
+    try:
+        if not args.skip_train:
+            training.get_optimizer_param_scheduler(SimpleNamespace(param_groups=[]))
+    finally:
+        training.get_args = original
 
 
 def _said_by_megatron(error: Exception) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from megatron_magi.adapter.packed import head_shape
+from megatron_magi.adapter.packed import LATENT_LAYERS, head_shape
 from megatron_magi.core.plan import HeadShape
 
 SIZES = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
     "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
     "hidden_size",
     "num_attention_heads",
     "num_query_groups",
@@ -30,6 +33,24 @@ def wrong_sizes(args: Any) -> list[str]:
         for name, size in given.items()
         if size is not None and size < 1
     ]
+
+
+def ranks_of_layers(args: Any) -> tuple[int, int]:
+    """(ranks of one copy of the dense layers, ranks of one copy of the expert layers).
+
+    Weight shards beyond the tensor-parallel size take ranks of their own.
+    """
+    tp, pp = args.tensor_model_parallel_size, args.pipeline_model_parallel_size
+    experts = getattr(args, "expert_tensor_parallel_size", None) or tp
+    dense = getattr(args, "tensor_parallel_num_weight_shards", None) or tp
+    experts = getattr(args, "expert_tensor_parallel_num_weight_shards", None) or experts
+    ep = getattr(args, "expert_model_parallel_size", None) or 1
+    return dense * pp * args.context_parallel_size, experts * ep * pp
+
+
+def smallest_world(args: Any) -> int:
+    """The least number of ranks that dense and expert layers can share; a job has a multiple."""
+    return math.lcm(*ranks_of_layers(args))
 
 
 def splits_sequence(args: Any) -> bool:
@@ -68,8 +89,7 @@ def refused_heads(args: Any) -> str | None:
             f"{heads} and {ranks}; change one of them"
         )
     groups = _ModelSizes(args, dtype_of(args)).num_query_groups or heads
-    is_latent = getattr(args, "multi_latent_attention", False)  # every query head has its own key
-    if groups % ranks and ranks % groups and not is_latent:
+    if groups % ranks and ranks % groups and not has_latent_layers(args):
         return (
             f"--num-query-groups must be a multiple or a divisor of --tensor-model-parallel-size, "
             f"got {groups} and {ranks}; change one of them"
@@ -79,6 +99,16 @@ def refused_heads(args: Any) -> str | None:
     except ValueError as error:
         return f"{error} (--num-attention-heads, --num-query-groups, --tensor-model-parallel-size)"
     return None
+
+
+def has_latent_layers(args: Any) -> bool:
+    """Returns True for MLA, where every query head has its own key head; the pattern of a hybrid
+    model decides it, whatever the flag says."""
+    names = ("hybrid_layer_pattern", "hybrid_override_pattern")
+    pattern = next((given for name in names if (given := getattr(args, name, None))), None)
+    if pattern:
+        return "+" in pattern
+    return bool(getattr(args, "multi_latent_attention", False))
 
 
 def dtype_of(args: Any) -> torch.dtype:
@@ -94,6 +124,8 @@ class _ModelSizes:
         self.params_dtype = dtype
 
     def __getattr__(self, name: str) -> Any:
+        if name == LATENT_LAYERS:
+            return has_latent_layers(self._args)
         value = getattr(self._args, name, None)
         if name == "kv_channels" and value is None:
             return self._args.hidden_size // self._args.num_attention_heads

@@ -25,6 +25,7 @@ from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.plan.token_layout import check_chunk_size
 from megatron_magi.launcher.job_sizes import (
+    has_latent_layers,
     microbatch_tokens,
     refused_heads,
     splits_sequence,
@@ -240,7 +241,7 @@ def _positions(args: Any, magi: MagiConfig) -> Iterator[str]:
 
 def _latent_attention(args: Any, magi: MagiConfig) -> Iterator[str]:
     split = args.tensor_model_parallel_size > 1 and not args.sequence_parallel
-    if getattr(args, "multi_latent_attention", False) and split:
+    if has_latent_layers(args) and split:
         yield (
             f"{REQUIRES} --sequence-parallel beside --multi-latent-attention with tensor "
             f"parallelism, got {args.tensor_model_parallel_size} tensor-parallel ranks without it: "

@@ -16,18 +16,35 @@ import pytest
 import megatron_magi.adapter
 from megatron_magi.cli import check
 from tests.cli.command import Capture, run
+from tests.launcher.layouts import MLA, MOE
 from tests.launcher.tiny_flags import TINY, words
 
 ROOT = Path(__file__).parents[2]
 SWITCH = ["--attention-backend", "magi"]
-TINY_JOB = ["pretrain_gpt.py", *words(TINY), *SWITCH]
+SCRIPT = str(ROOT / "tests" / "launcher" / "pretrain_small.py")
+TINY_JOB = [SCRIPT, *words(TINY), *SWITCH]
 WITHOUT_GROUPS = {name: value for name, value in TINY.items() if "group" not in name}
 CP2 = ["--context-parallel-size", "2"]
 HAS_TRAINING = megatron_magi.adapter.MEGATRON_VERSION[:2] == (0, 19)
 
+EXPERTS = words({**MOE, "num-experts": 8, "expert-model-parallel-size": 8, "global-batch-size": 24})
+WIDE = {**MLA, "qk-head-dim": 128, "qk-pos-emb-head-dim": 200}
+FORK = [
+    *("--no-async-tensor-model-parallel-allreduce", "--zero-stage", "1", "--frobnicate"),
+    *("--rotary-base", "500000.0", "--num-atention-heads", "4", "--fp8-e4m3"),
+]
+NOTHING = dict.fromkeys(("train-iters", "mock-data", "vocab-size", "lr"))
+LACKS = {
+    "length": (["train-iters"], "a run requires --train-iters or --train-samples, got none"),
+    "data": (["mock-data"], "a run requires data, got neither --data-path nor another flag of"),
+    "vocabulary": (["vocab-size"], "NullTokenizer requires a vocabulary, got no --vocab-size"),
+    "tokenizer": (["tokenizer-type"], "GPT2BPETokenizer requires a vocabulary, got no --vocab-f"),
+    "rate": (["lr"], "a run requires --lr, got none"),
+}
+
 COMMANDS = {
     "accepted": ["--", *TINY_JOB, *CP2],
-    "no groups": ["--", "pretrain_gpt.py", *words(WITHOUT_GROUPS), *SWITCH],
+    "no groups": ["--", SCRIPT, *words(WITHOUT_GROUPS), *SWITCH],
     "torchrun": ["--gpus", "4", "torchrun", "-m", "megatron_magi.run", *TINY_JOB, *CP2],
     "json": ["--json", "--", *TINY_JOB, *CP2],
     "quiet": ["--quiet", "--", *TINY_JOB],
@@ -40,11 +57,24 @@ COMMANDS = {
     "environment": ["--", *TINY_JOB, *CP2],
     "gpus": ["--gpus", "3", "--", *TINY_JOB, *CP2],
     "no gpus": ["--gpus", "0", "--", *TINY_JOB],
+    "experts": ["--gpus", "2", "--", *TINY_JOB, *EXPERTS],
+    "all experts": ["--", *TINY_JOB, *EXPERTS],
+    "expert tensors": ["--", *TINY_JOB, *EXPERTS, "--expert-tensor-parallel-size", "3"],
+    "latent": ["--", SCRIPT, *words({**TINY, **MLA}), *SWITCH],
+    "latent kernel": ["--", SCRIPT, *words({**TINY, **WIDE}), *SWITCH, "--magi-kernel", "cuda"],
+    "no script": ["--", "pretrain_gtp.py", *words(TINY), *SWITCH],
     "strange flag": ["--", *TINY_JOB, "--frobnicate"],
+    "own flag": ["--", *TINY_JOB, "--dense-mask", "a:b"],
+    "flags of a fork": ["--", *TINY_JOB, *FORK, "--attention-dropout", "0.1"],
+    "stray word": ["--", *TINY_JOB, "--num-layers", "2", "3"],
     "our flag": ["--", *TINY_JOB, "--magi-transprot", "auto"],
-    "contradiction": ["--", *TINY_JOB, "--deterministic-mode", "--magi-measure-costs"],
-    "no switch": ["--", "pretrain_gpt.py", *words(TINY)],
+    "no switch": ["--", SCRIPT, *words(TINY)],
 }
+COMMANDS |= {
+    name: ["--", SCRIPT, *words({**TINY, **dict.fromkeys(left_out)}), *SWITCH]
+    for name, (left_out, _) in LACKS.items()
+}
+COMMANDS["nothing"] = ["--", SCRIPT, *words({**TINY, **NOTHING}), *SWITCH]
 DRIVER = """
 import contextlib, io, json, os, sys
 from megatron_magi.cli import main
@@ -86,8 +116,7 @@ def test_a_job_is_accepted_in_one_line(done: dict[str, Done]) -> None:
     assert (found.code, found.err, found.out.count("\n")) == (0, "", 1)
     for part in (
         "accepted: 2 GPUs as tp 1, pp 1, cp 2, dp 1; local layers; heads 4/2x16 on a rank",
-        "on this machine; read by Megatron 0.19.2 of this environment",
-        "there is no pretrain_gpt.py here; not known before it starts: data, memory",
+        "on this machine; read by Megatron 0.19.2; not known before it starts: ",
     ):
         assert part in found.out
 
@@ -137,17 +166,63 @@ def test_a_job_of_another_machine_is_not_judged_by_this_one(done: dict[str, Done
         ("megatron", "Megatron 0.19.2 stops at its own check of the flags: "),
         ("wordless", "own check of the flags: assert args.hidden_size % args.num_attention_heads"),
         ("environment", "CUDA_DEVICE_MAX_CONNECTIONS to 1; set the variable here as your job's"),
-        ("gpus", "parallel size 2 requires a multiple of it as GPUs, got 3 (--gpus)"),
-        ("no gpus", "parallel size 1 requires a multiple of it as GPUs, got 0 (--gpus)"),
-        ("strange flag", "flags of Megatron 0.19.2 are required, got: unrecognized arguments: --f"),
+        ("gpus", "context parallel size 2 requires a multiple of 2 as GPUs, got 3 (--gpus)"),
+        ("no gpus", "context parallel size 1 requires a multiple of 1 as GPUs, got 0 (--gpus)"),
+        ("experts", "expert x pipeline parallel size 8 requires a multiple of 8 as GPUs, got 2"),
+        ("strange flag", "flags of Megatron 0.19.2 are required, got unrecognized arguments: --f"),
+        ("stray word", "got unrecognized arguments: 3; mend them"),
         ("our flag", "got --magi-transprot; the nearest is --magi-transport"),
-        ("contradiction", "--deterministic-mode: --magi-measure-costs must not be given beside"),
         ("no switch", "a job with --attention-backend magi is required, got none"),
     ],
 )
 def test_every_other_reason_is_one_line(done: dict[str, Done], name: str, text: str) -> None:
     found = done[name]
     assert (found.code, found.err, found.out.count("\n")) == (1, "", 1) and text in found.out
+
+
+def test_experts_take_their_part_of_the_world(done: dict[str, Done]) -> None:
+    assert "accepted: 8 GPUs as tp 1, pp 1, cp 1, dp 8;" in done["all experts"].out
+    assert "accepted: 24 GPUs as tp 1, pp 1, cp 1, dp 24;" in done["expert tensors"].out
+
+
+def test_latent_heads_have_two_widths(done: dict[str, Done]) -> None:
+    assert "heads 4/4x24 (values 12) on a rank" in done["latent"].out
+    assert (
+        "got 328 and 12; use the backend 'flex' (--magi-kernel cuda)" in done["latent kernel"].out
+    )
+
+
+@pytest.mark.parametrize("name", LACKS)
+def test_what_every_run_needs_is_asked_for(done: dict[str, Done], name: str) -> None:
+    found = done[name]
+    assert (found.code, found.err, found.out.count("\n")) == (1, "", 1)
+    assert LACKS[name][1] in found.out
+    assert LACKS[name][1] in done["nothing"].out or name == "tokenizer"
+
+
+def test_all_faults_of_flags_come_with_all_refusals(done: dict[str, Done]) -> None:
+    found = done["flags of a fork"]
+    unknown, value, dropout = found.out.splitlines()
+    assert (found.code, found.err) == (1, "")
+    assert unknown == (
+        "flags of Megatron 0.19.2 are required, got unrecognized arguments: "
+        "--no-async-tensor-model-parallel-allreduce (gone: it is the default), --zero-stage (of "
+        "DeepSpeed: leave it out), --frobnicate, --num-atention-heads (the nearest is "
+        "--num-attention-heads), --fp8-e4m3 (now --fp8-format e4m3); mend them, and leave out "
+        "those that your script adds itself"
+    )
+    assert "--rotary-base: invalid int value: '500000.0'; write 500000; mend it" in value
+    assert "(--attention-dropout)" in dropout
+
+
+def test_flags_that_the_script_names_are_left_to_it(done: dict[str, Done]) -> None:
+    assert done["own flag"].code == 0
+
+
+def test_a_script_that_does_not_exist_is_an_error(done: dict[str, Done]) -> None:
+    found = done["no script"]
+    assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
+    assert "the script must exist, got 'pretrain_gtp.py' in " in found.err
 
 
 @pytest.mark.parametrize(
@@ -167,8 +242,6 @@ def test_modules_are_found_beside_the_script_first(
     (tmp_path / "pretrain_gpt.py").touch()
     monkeypatch.setattr(sys, "path", ["elsewhere"])
     check._find_modules_like_the_launcher(tmp_path / "pretrain_gpt.py")
-    assert sys.path == [str(tmp_path), "", "elsewhere"]
-    check._find_modules_like_the_launcher(Path("nowhere/pretrain_gpt.py"))
     assert sys.path == [str(tmp_path), "", "elsewhere"]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from megatron_magi.config import MagiConfig
 from megatron_magi.launcher import norms
+from megatron_magi.launcher.job_sizes import heads_of
 from megatron_magi.launcher.machine_refusals import machine_refusals
 from megatron_magi.launcher.refusals import REFUSALS, Refusal, refusals, refuse_arguments
 from tests.launcher.few_arguments import arguments
@@ -181,6 +182,31 @@ def test_heads_that_no_key_head_serves_are_refused(kernel: Any) -> None:
     assert line.endswith(
         "(--num-attention-heads, --num-query-groups, --tensor-model-parallel-size)"
     )
+
+
+LATENT: dict[str, Any] = {
+    "multi_latent_attention": True,
+    "qk_head_dim": 128,
+    "qk_pos_emb_head_dim": 64,
+    "v_head_dim": 128,
+    "num_query_groups": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "shape"),
+    [
+        (LATENT, (4, 192, 128)),
+        ({**LATENT, "hybrid_layer_pattern": "+-"}, (4, 192, 128)),
+        ({**LATENT, "hybrid_layer_pattern": "*-"}, (1, 16, 16)),
+        ({**LATENT, "multi_latent_attention": False}, (1, 16, 16)),
+    ],
+)
+def test_heads_are_those_that_the_model_will_have(
+    given: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    heads = heads_of(arguments(**given))
+    assert (heads.num_heads_kv, heads.head_dim, heads.value_dim) == shape
 
 
 def test_heads_that_a_checkpoint_brings_refuse_nothing() -> None:

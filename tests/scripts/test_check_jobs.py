@@ -19,7 +19,7 @@ from published_jobs.jobs import Job, find_tests, flags_of, without_repeats, word
 from published_jobs.rules import key_of, reasons
 from published_jobs.table import SETS, Row, counts, table
 
-from megatron_magi.launcher.job import RaisingParser
+from megatron_magi.launcher.megatron_flags import RaisingParser
 
 LAUNCHER = Path(__file__).parents[2] / "megatron_magi" / "launcher"
 

@@ -1,0 +1,57 @@
+"""Functions of `variants`' jobs: a job's verdict, and its start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import launcher_jobs
+from megatron.training import arguments
+from tiny_flags import TINY, words
+
+from megatron_magi.launcher import install, megatron_flags  # noqa: F401  before worlds are forked
+from megatron_magi.launcher import job as launcher_job
+
+os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # which Megatron's checks read
+
+
+def _read_docstrings_once() -> None:
+    """Megatron parses sources of its classes for every parser that it makes; it takes seconds."""
+    try:
+        from megatron.training.argument_utils import ArgumentGroupFactory
+    except ImportError:  # before 0.18
+        return
+    original, answers = ArgumentGroupFactory._get_field_docstrings, {}
+
+    def read(self: Any, kind: Any) -> Any:
+        if kind not in answers:
+            answers[kind] = original(self, kind)
+        return answers[kind]
+
+    ArgumentGroupFactory._get_field_docstrings = read
+    arguments.add_megatron_arguments(megatron_flags.RaisingParser())
+
+
+_read_docstrings_once()
+
+
+def verdicts(script: str, variants: list[dict[str, Any]]) -> list[list[str]]:
+    """The lines with which `check` refuses each variant; none for an accepted one."""
+    return [_verdict(script, **each) for each in variants]
+
+
+def _verdict(script: str, flags: dict[str, Any], world: int) -> list[str]:
+    try:
+        source = Path(script).read_text()
+        job = launcher_job.read_job(words({**TINY, **flags}), source)
+        launcher_job.judge(job, world)
+    except launcher_job.RefusedJob as refused:
+        return refused.lines
+    return []
+
+
+def start(script: str, flags: dict[str, Any]) -> int:
+    """Run the job; the number of steps that it did on this rank."""
+    seen = launcher_jobs.pretrain(script, flags)
+    return len(seen["grad_norm"])
