@@ -50,14 +50,18 @@ WARM_TURNS = 2
 BUSY_CYCLES = 3_000_000
 """The GPU waits so long, about 1.5 ms, while the host enqueues a call."""
 
+LATE_CYCLES = 4_000_000
+"""About 2 ms, after which the rows of the first remote stage have arrived."""
+
 Calls = dict[str, Callable[[], object]]
 
 
 class Rank:
     """The kernel calls of one rank, on random tensors."""
 
-    def __init__(self, kernel: AttnBackend, tokens: int) -> None:
+    def __init__(self, kernel: AttnBackend, tokens: int, own_first: bool = False) -> None:
         self.kernel, h, d = kernel, HEADS.num_heads_q, HEADS.head_dim
+        self.own_first = own_first
         self.q, self.dout, self.out = (_random(tokens, h, d) for _ in range(3))
         self.lse = torch.full((tokens, h), 8.0, device="cuda")
 
@@ -80,6 +84,8 @@ class Rank:
             grad = GradCall(self.dout, self.lse, delta, dq=dq)
             other = side_stream(self.q.device)
             with other.current() if beside else nullcontext():
+                if beside and self.own_first:  # as rows that are still under way
+                    torch.cuda._sleep(LATE_CYCLES)
                 kept = [self.kernel.backward(call, grad) for call in remote]
             _, *sums = self.kernel.backward(own, grad)
             if beside:
@@ -101,7 +107,7 @@ def _random(tokens: int, heads: int, dim: int) -> torch.Tensor:
 
 def plans_of(mask: AttnMask, args: argparse.Namespace) -> tuple[AttnPlan, AttnPlan]:
     """The plan, and the one in which its ranks have one stage."""
-    config = MagiConfig()
+    config = MagiConfig(overlap_degree=args.overlap_degree)
     plan = make_attn_plan(mask, args.ranks, HEADS, config)
     one = replace(config, overlap_degree=0, forward_mode="at_once")
     return plan, make_attn_plan(mask, args.ranks, HEADS, one, layout=plan.layout)
@@ -122,7 +128,7 @@ def measure(name: str, tokens: int, args: argparse.Namespace) -> dict[str, Any]:
     kernel = select_backend("cuda", torch.device("cuda", 0), torch.bfloat16)
     calls: Calls = {}
     for number in range(args.ranks):
-        rank = Rank(kernel, plan.layout.num_local_tokens)
+        rank = Rank(kernel, plan.layout.num_local_tokens, args.own_first)
         found = rank.at_once(one.rank_plan(number).stages[0])
         found |= rank.staged(plan.rank_plan(number).stages)
         calls |= {f"{number} {what}": call for what, call in found.items()}
@@ -199,6 +205,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--masks", default=DEFAULT_MASKS)
     made.add_argument("--tokens", type=_lengths, default="4096,8192,16384", help="of every rank")
     made.add_argument("--ranks", type=at_least(1), default=2)
+    made.add_argument("--overlap-degree", type=at_least(1), help="default: as planned")
+    made.add_argument(
+        "--own-first", action="store_true", help="beside: the stage on own keys runs 2 ms before"
+    )
     made.add_argument("--turns", type=at_least(1), default=10)
     made.add_argument("--dry", action="store_true", help="plan, without a GPU")
     made.add_argument("--record", type=Path, help="write a JSON record")
