@@ -50,7 +50,6 @@ class NoKernel(Unprepared):
     """An AttnBackend that makes room for its results and does nothing."""
 
     name = "none"
-    adds_atomically = False
 
     def forward(
         self,

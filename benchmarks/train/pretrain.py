@@ -7,8 +7,9 @@
 `agree`: losses and gradient norms of small bf16 models in several layouts, against stock attention
 at one rank. `speed`: time of a step of a Llama of about a billion parameters; the peers are what
 Megatron runs without TransformerEngine: its dense local attention, and PyTorch's causal SDPA put
-in by a layer spec. `flags`, `te_speed` and `te_speed_4gpus` have TransformerEngine's layers
-(pretrain_te.py). pairs.py says in what a stock case and its counterpart may differ.
+in by a layer spec. `flags`, `te_speed`, `te_speed_2gpus` and `te_speed_4gpus` have its layers
+of TransformerEngine (pretrain_te.py). pairs.py says in what a stock case and its counterpart may
+differ.
 Every case has processes of its own under CUDA_DEVICE_MAX_CONNECTIONS=1, which have imported all
 packages before it begins (warm_ranks.py). The cases of parts with `speed` come in random order in
 every round, and no process imports while one is timed. The corpus is made of the Python standard
@@ -49,7 +50,8 @@ PARTS = {
     "speed": speed_cases,
     "flags": pretrain_te.flag_cases,
     "te_speed": pretrain_te.speed_cases,
-    "te_speed_4gpus": pretrain_te.four_gpu_cases,
+    "te_speed_2gpus": functools.partial(pretrain_te.maintained_cases, 2),
+    "te_speed_4gpus": functools.partial(pretrain_te.maintained_cases, 4),
 }
 """The cases of every part."""
 

@@ -40,13 +40,15 @@ class RowCopies:
     """This rank's rows lie ready."""
     arrived: torch.cuda.Event
     recv: Tensor | None
-    """Kept until the copies into it have ended."""
+    """Kept until a stream waits for the copies, after which its own later work follows them, or
+    until they have ended. The host may be microbatches ahead of that end."""
     is_awaited: bool = False
 
     def wait(self) -> None:
         """Let the current stream wait for the rows."""
         engine, self.is_awaited = self.engine, True
         engine.library.wait_event(stream_handle(engine.device), self.arrived.cuda_event)
+        self.recv = None
 
 
 class CopyEngine:

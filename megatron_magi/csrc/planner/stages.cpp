@@ -5,6 +5,11 @@
 namespace magi {
 namespace {
 
+// A further stage of the backward costs 1/kStageTail of the rank's whole backward: its last blocks
+// leave processors idle, and a launch begins with a cold L2. One to two stages measured 0.2 to 4 %,
+// two to three up to 11 % at 8K to 32K tokens a rank (benchmarks/records/rank_times_h100_2026-11-27.json).
+constexpr int64_t kStageTail = 100;
+
 // The time of one of `parts` equal exchanges of the rows that the rank receives.
 TimePs exchange_ps(const RankWork& work, const StageCosts& costs, int64_t row_ps, int64_t parts) {
   return work.remote_rows == 0 ? 0 : TimePs{work.remote_rows} * row_ps / parts + costs.exchange_ps;
@@ -50,6 +55,7 @@ TimePs backward_ps(const RankWork& work, const StageCosts& costs, int64_t degree
   if (degree == 0) return first + own + remote + grads;
   // Each call also launches kernels before and after the main one.
   TimePs time = first + TimePs{4 * degree} * costs.call_ps;
+  time += (degree - 1) * ((own + remote) / kStageTail);
   for (int64_t stage = 1; stage <= degree; ++stage) {
     const TimePs travelling =
         (stage < degree ? receive : TimePs{0}) + (stage > 1 ? grads : TimePs{0});

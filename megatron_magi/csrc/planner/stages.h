@@ -68,7 +68,7 @@ TimePs forward_time_ps(std::span<const RankWork> work, const StageCosts& costs,
 
 // Modelled backward time of the slowest rank. The first rows arrive while sums are prepared (one
 // pass), unless they were kept. Then come the remote stages, each of whose gradients are sent while
-// the next stage computes, and own keys last.
+// the next stage computes, and own keys last. A stage beyond the first has a price of its own.
 TimePs backward_time_ps(std::span<const RankWork> work, const StageCosts& costs, int64_t degree);
 
 // The degree in 0..kMaxAutoDegree and the forward with the least modelled time, and the lower ones

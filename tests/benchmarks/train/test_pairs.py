@@ -32,6 +32,7 @@ NUM_PAIRS = {
     "speed": 5,
     "flags": 20,
     "te_speed": 48,
+    "te_speed_2gpus": 32,
     "te_speed_4gpus": 88,
     "convergence": 7,
     "convergence fp8": 6,
@@ -56,7 +57,7 @@ def test_a_stock_case_is_the_same_job_as_its_counterpart(part: str) -> None:
 
 def test_the_launcher_takes_the_cases_of_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    for case in pretrain_te.four_gpu_cases():
+    for case in pretrain_te.maintained_cases(4):
         if case.name.startswith("magi"):
             job = read_job(words({**case.all_flags, "data-path": "corpus"}))
             assert judge(job, case.gpus, here=False).gpus == 4, case.name
@@ -71,7 +72,7 @@ def test_the_launcher_takes_the_cases_of_four_gpus(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_stock_case_with_a_handicap_is_caught(flags: dict[str, Any], named: str) -> None:
-    stock, magi = pairs(pretrain_te.four_gpu_cases())[0]
+    stock, magi = pairs(pretrain_te.maintained_cases(4))[0]
     assert named in unexplained(replace(stock, flags={**stock.flags, **flags}), magi)
     other = replace(stock, environment={"NCCL_ALGO": "Ring"})
     assert unexplained(other, magi) == {"environment": ({"NCCL_ALGO": "Ring"}, {})}
