@@ -2,7 +2,8 @@
 
     python -m megatron_magi.run PATH/pretrain_gpt.py <its flags> --attention-backend magi
 
-Without `--attention-backend magi` the script runs as it is.
+Without `--attention-backend magi` the script runs as it is. `--recipe FILE` stands for the flags in
+a YAML file (`megatron_magi.recipe`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
+
+from megatron_magi import recipe
 
 USAGE = (
     "usage: python -m megatron_magi.run PATH/pretrain_gpt.py <its flags> --attention-backend magi"
@@ -34,7 +37,12 @@ def main(argv: list[str] | None = None) -> None:
             f"is no such file; give its path"
         )
     script = Path(given[0]).resolve()
-    sys.argv = [str(script), *given[1:]]
+    try:
+        flags = recipe.expand(given[1:])
+    except recipe.RecipeFileError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    sys.argv = [str(script), *flags]
     sys.path.insert(0, str(script.parent))  # as Python does for a script; Megatron's root
     try:
         from megatron_magi.launcher import install
@@ -50,7 +58,11 @@ def _help() -> str:
     """The usage and our flags; Megatron's own flags are shown by the script's --help."""
     from megatron_magi.launcher.flags import flag_parser
 
-    return f"{USAGE}\n\nOur flags, beside the script's own:\n{flag_parser().format_help()}"
+    return (
+        f"{USAGE}\n\nOur flags, beside the script's own:\n{flag_parser().format_help()}"
+        f"  {recipe.FLAG} FILE\n"
+        f"                        a YAML file of flags, or one of: {', '.join(recipe.packaged())}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ examples:
   megatron-magi check -- pretrain_gpt.py --context-parallel-size 2 ... --attention-backend magi
   megatron-magi check --gpus 16 -- PATH/pretrain_gpt.py ...        16 GPUs in all
   megatron-magi check --elsewhere -- PATH/pretrain_gpt.py ...      of a machine with other GPUs
+  megatron-magi check -- pretrain_gpt.py --recipe llama3_1b_cp8    the flags of a recipe
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megatron_magi import recipe
 from megatron_magi.cli.parser import UsageError, add_output_options
 
 if TYPE_CHECKING:  # the options and their help need no Megatron
@@ -66,7 +68,10 @@ def _script_and_flags(words: list[str]) -> tuple[Path, list[str]]:
     """The pretrain script, which is the first word that ends in .py, and what follows it."""
     for number, word in enumerate(words):
         if word.endswith(".py"):
-            return Path(word), words[number + 1 :]
+            try:
+                return Path(word), recipe.expand(words[number + 1 :])
+            except recipe.RecipeFileError as error:
+                raise UsageError(str(error)) from error
     got = " ".join(word for word in words[:3] if word != "--")
     raise UsageError(
         f"a pretrain script and its flags are required behind --, got {got or 'none'}; such as "
