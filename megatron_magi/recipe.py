@@ -15,6 +15,7 @@ unchanged:
 - `true` is a flag without a value. `false` and an empty value leave the flag out.
 - A list, or a text in square brackets, gives several values.
 - `${NAME}` is a variable of the environment, `${NAME:-text}` one with a default.
+  `${RECIPE_FOLDER}` is the folder of the file.
 - ENV_VARS are set before Megatron is imported, except those that the environment has already.
 - Other keys, such as TEST_TYPE, are ignored.
 
@@ -157,6 +158,8 @@ def _with_environment(text: str, name: str, path: Path) -> str:
     def replaced(match: re.Match[str]) -> str:
         variable, default = match[1] or match[3], match[2]
         found = os.environ.get(variable) or default
+        if variable == "RECIPE_FOLDER":
+            found = str(path.resolve().parent)
         if found is None:
             raise RecipeFileError(
                 f"{path} requires the variable {variable} of the environment for {name}, got "

@@ -3,7 +3,8 @@
     python -m megatron_magi.run PATH/pretrain_gpt.py <its flags> --attention-backend magi
 
 Without `--attention-backend magi` the script runs as it is. `--recipe FILE` stands for the flags in
-a YAML file (`megatron_magi.recipe`).
+a YAML file (`megatron_magi.recipe`). The script `pretrain_gpt`, without .py, is a packaged one for
+people who have the megatron-core wheel and no checkout of Megatron-LM.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from megatron_magi import recipe
 USAGE = (
     "usage: python -m megatron_magi.run PATH/pretrain_gpt.py <its flags> --attention-backend magi"
 )
+PACKAGED = "pretrain_gpt"
+"""Name of the packaged script, where no file has that name: examples/pretrain_gpt.py."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -31,12 +34,13 @@ def main(argv: list[str] | None = None) -> None:
         return
     if not given or given[0].startswith("-"):
         raise SystemExit(f"{USAGE}\nerror: a script is required first, got {given[:1] or 'none'}")
-    if not Path(given[0]).is_file():
+    script = find_script(given[0])
+    if not script.is_file():
         raise SystemExit(
             f"{USAGE}\nerror: the script must exist, got {given[0]!r} in {Path.cwd()}, and there "
             f"is no such file; give its path"
         )
-    script = Path(given[0]).resolve()
+    script = script.resolve()
     try:
         flags = recipe.expand(given[1:])
     except recipe.RecipeFileError as error:
@@ -52,6 +56,17 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(f"megatron_magi.run: {error}") from error
 
     runpy.run_path(str(script), run_name="__main__")
+
+
+def find_script(name: str) -> Path:
+    """Returns the path of a script; for `pretrain_gpt`, of the packaged one.
+
+    A wheel has it inside the package, a checkout next to it.
+    """
+    if name != PACKAGED or Path(name).exists():
+        return Path(name)
+    inside = recipe.PACKAGE / "examples" / f"{PACKAGED}.py"
+    return inside if inside.is_file() else recipe.PACKAGE.parent / "examples" / inside.name
 
 
 def _help() -> str:

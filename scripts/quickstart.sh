@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 bash scripts/setup_env.sh .venv quickstart
 python=.venv/bin/python
 runs=runs/quickstart
-recipe=recipes/tiny_llama_cpu.yaml
+recipe=recipes/own_trainer/tiny_llama_cpu.yaml
 mkdir -p "$runs"
 
 echo "== 1/5 packing the Python standard library's sources"

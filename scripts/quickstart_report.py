@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The end of the quick start: a table, a verdict (the exit code) and two pictures.
 
-    python scripts/quickstart_report.py runs/quickstart --recipe recipes/tiny_llama_cpu.yaml
+    python scripts/quickstart_report.py runs/quickstart --recipe tiny_llama_cpu
 
 Exit code 0: the right run passed and the wrong one was caught.
 """

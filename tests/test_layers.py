@@ -24,7 +24,7 @@ BASE = [
 ]
 MASK_FUNCTIONS = ["launcher.flags", "launcher.documents"]
 """How `--magi-mask` finds and calls its function, which the commands share."""
-JUDGED_JOB = ["launcher.job", "recipe"]
+JUDGED_JOB = ["launcher.job", "recipe", "run"]
 """What `megatron-magi check` reads and judges a job with."""
 LAYERS = {
     "core.mask": BASE,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from megatron_magi import recipe
 from megatron_magi.cli.parser import UsageError, add_output_options
+from megatron_magi.run import PACKAGED, find_script
 
 if TYPE_CHECKING:  # the options and their help need no Megatron
     from megatron_magi.launcher.job import Accepted, RefusedJob
@@ -65,11 +66,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _script_and_flags(words: list[str]) -> tuple[Path, list[str]]:
-    """The pretrain script, which is the first word that ends in .py, and what follows it."""
+    """The pretrain script, and what follows it.
+
+    The script is the first word that ends in .py, or the name of the packaged one.
+    """
     for number, word in enumerate(words):
-        if word.endswith(".py"):
+        if word.endswith(".py") or word == PACKAGED:
             try:
-                return Path(word), recipe.expand(words[number + 1 :])
+                return find_script(word), recipe.expand(words[number + 1 :])
             except recipe.RecipeFileError as error:
                 raise UsageError(str(error)) from error
     got = " ".join(word for word in words[:3] if word != "--")
