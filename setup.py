@@ -42,8 +42,9 @@ solver = Pybind11Extension(
 
 
 class BuildWithFolders(build_py):
-    """Also copies recipes/ into the package, where an installed `megatron-magi train NAME` looks,
-    and a CUDA library of these sources beside it, if one was built: then nothing is compiled later.
+    """Also copies recipes/ into the package, where an installed `--recipe NAME` looks, the pretrain
+    script of examples/, and next to the package a CUDA library of these sources, if one was built:
+    then nothing is compiled later.
 
     An editable install needs no copy: it finds the folders beside the package.
     """
@@ -51,7 +52,10 @@ class BuildWithFolders(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            self._copy(glob("recipes/*.yaml"), "megatron_magi/recipes")
+            for folder in ("recipes", "recipes/own_trainer"):
+                files = [*glob(f"{folder}/*.yaml"), *glob(f"{folder}/*.py")]
+                self._copy(files, f"megatron_magi/{folder}")
+            self._copy(["examples/pretrain_gpt.py"], "megatron_magi/examples")
             library = _build_module().built_library()
             self._copy([] if library is None else [str(library)], "megatron_magi.libs")
 

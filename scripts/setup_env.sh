@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes a virtual environment with this package, one of its extras, torch and megatron-core.
 #   bash scripts/setup_env.sh VENV EXTRA        e.g. .venv quickstart
-# Needs Python 3.10 or later with pip and venv, and a C++20 compiler. A torch (2.6 or later) that
+# Needs Python 3.11 or later, best 3.12, with pip and venv (pyenv's too), and a C++20 compiler. A torch (2.6 or later) that
 # python3 already imports is used as it is; otherwise the pinned one is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,15 +12,18 @@ torch_pin=2.13.0
 
 fail() { printf 'error: %s\n' "$1" >&2; exit 2; }
 
+# Megatron-core 0.19.2 asks for Python 3.12. Its wheel works on 3.11 too.
 find_python() {
-  local candidate
-  for candidate in python3 python3.13 python3.12 python3.11 python3.10 python; do
-    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
-      command -v "$candidate"
-      return
-    fi
+  local candidate minor
+  for minor in 12 11; do
+    for candidate in python3 python3.12 python3.13 python3.11 "$HOME"/.pyenv/versions/3.1[123]*/bin/python; do
+      if "$candidate" -c "import sys; sys.exit(sys.version_info < (3, $minor))" 2>/dev/null; then
+        command -v "$candidate"
+        return
+      fi
+    done
   done
-  fail "Python 3.10 or later is needed, got none on the PATH; install one"
+  fail "Python 3.11 or later is required, got $(python3 --version 2>&1 || echo none); install one"
 }
 
 has_torch='import torch, sys; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6))'
@@ -68,15 +71,15 @@ imports() { "$venv/bin/python" -c 'import megatron_magi._solver, megatron.core, 
 ready="$venv/.ready-$extra"
 is_ready && exit 0
 [ -x "$venv/bin/python" ] || make_venv
+"$venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  fail "Python 3.11 or later is required in $venv, got an older one; remove that folder"
 install_torch
-# megatron-core 0.17 and later say that they need Python 3.12; older ones get 0.16.1.
 megatron_pin=0.19.2
-"$venv/bin/python" -c 'import sys; sys.exit(sys.version_info >= (3, 12))' && megatron_pin=0.16.1
 echo "installing megatron_magi[$extra] and megatron-core $megatron_pin"
-[ "$megatron_pin" = 0.19.2 ] || echo "note: --attention-backend magi refuses megatron-core 0.16.1, which \
-pip chooses before Python 3.12; 3.12 is best, and 0.19.2's wheel works on 3.11 (docs/megatron_lm.md)"
 echo "then the C++ planner is compiled, once and silently: about one to three minutes"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-  -e ".[$extra]" "megatron-core==$megatron_pin"
+  -e ".[$extra]"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --ignore-requires-python \
+  --only-binary=:all: "megatron-core==$megatron_pin"
 imports || fail "the environment $venv does not import what it needs; remove it and start again"
 state >"$ready"

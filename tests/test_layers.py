@@ -24,8 +24,8 @@ BASE = [
 ]
 MASK_FUNCTIONS = ["launcher.flags", "launcher.documents"]
 """How `--magi-mask` finds and calls its function, which the commands share."""
-JUDGED_JOB = ["launcher.job"]
-"""What of the launcher `megatron-magi check` puts a job through."""
+JUDGED_JOB = ["launcher.job", "recipe", "run"]
+"""What `megatron-magi check` reads and judges a job with."""
 LAYERS = {
     "core.mask": BASE,
     "core.plan": [*BASE, "core.mask"],
@@ -34,10 +34,10 @@ LAYERS = {
     "core.runtime": [*BASE, "core"],
     "adapter": [*BASE, "core", "PUBLIC"],
     "training": [*BASE, "core", "PUBLIC", "adapter"],
-    "launcher": [*BASE, "core", "PUBLIC", "adapter"],
+    "launcher": [*BASE, "core", "PUBLIC", "adapter", "recipe"],
     "bridge": [*BASE, "core", "PUBLIC", "adapter", "launcher"],
     "huggingface": [*BASE, "core", "PUBLIC"],
-    "run": [*BASE, "launcher"],
+    "run": [*BASE, "launcher", "recipe"],
     "magi_attention": [*BASE, "core"],
     "viz": [*BASE, "core", "training"],
     "cli": [*BASE, "core", "PUBLIC", "adapter", "training", "viz", *MASK_FUNCTIONS, *JUDGED_JOB],
@@ -181,13 +181,14 @@ def test_torch_distributed_stays_in_comm_and_runtime() -> None:
             assert module_of(path).split(".")[1] in ("comm", "runtime"), path
 
 
-def test_the_environment_is_read_by_five_modules_only() -> None:
-    """Debugging, the build, torchrun's place, the warning about another system's variables, and
-    what a job asks of the attention whose place ours takes."""
+def test_the_environment_is_read_by_six_modules_only() -> None:
+    """Debugging, the build, torchrun's place, the warning about another system's variables, what a
+    job asks of the attention that this package replaces, and the variables of a recipe."""
     for path in PACKAGE.rglob("*.py"):
         if module_of(path) not in (
             "debug",
             "build",
+            "recipe",
             "training.process.processes",
             "magi_attention.replaced",
             "launcher.engine_variables",

@@ -43,8 +43,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_built_package_holds_every_recipe(built: Path) -> None:
     recipes = built / "lib" / "megatron_magi" / "recipes"
-    texts = {p.name: p.read_text() for p in recipes.iterdir()}
-    assert texts == {p.name: p.read_text() for p in (ROOT / "recipes").glob("*.yaml")}
+    texts = {str(p.relative_to(recipes)): p.read_text() for p in recipes.rglob("*.*")}
+    mine = ROOT / "recipes"
+    files = [p for p in mine.rglob("*.*") if "__pycache__" not in p.parts]
+    assert texts == {str(p.relative_to(mine)): p.read_text() for p in files}
+
+
+def test_a_built_package_holds_the_pretrain_script(built: Path) -> None:
+    examples = built / "lib" / "megatron_magi" / "examples"
+    text = (ROOT / "examples" / "pretrain_gpt.py").read_text()
+    assert {p.name: p.read_text() for p in examples.iterdir()} == {"pretrain_gpt.py": text}
 
 
 def test_a_built_package_is_ours_alone(built: Path) -> None:

@@ -82,6 +82,13 @@ def test_a_script_that_does_not_exist_is_called_that(
     assert seen == []
 
 
+def test_the_packaged_script_gives_way_to_a_file_of_its_name(script: Path) -> None:
+    example = Path(run.__file__).parents[1] / "examples" / "pretrain_gpt.py"
+    assert run.find_script("pretrain_gpt") == example
+    Path("pretrain_gpt").touch()
+    assert run.find_script("pretrain_gpt") == Path("pretrain_gpt")
+
+
 def test_help_lists_our_flags(capsys: pytest.CaptureFixture[str]) -> None:
     run.main(["--help"])
     said = capsys.readouterr().out

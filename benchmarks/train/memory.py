@@ -59,7 +59,7 @@ class Case:
 
     def config(self, data: Path) -> RunConfig:
         where = (f"name={self.name}", f"data.path={data}", f"data.seq_length={self.seq_length}")
-        recipe = ROOT / "recipes" / "llama3_1b_4gpu_cp4.yaml"
+        recipe = ROOT / "recipes" / "own_trainer" / "llama3_1b_4gpu_cp4.yaml"
         return load_recipe(recipe, [*COMMON, *where, *self.overrides])
 
 

@@ -26,7 +26,7 @@ EXAMPLES = """examples:
   megatron-magi doctor                                  what will run here, and why
   megatron-magi check -- pretrain_gpt.py ...            will this Megatron job start with ours?
   megatron-magi plan --lengths 8192x4,1000 --cp 8       balance and traffic of a mask
-  megatron-magi viz --recipe recipes/tiny_llama_cpu.yaml --out pictures
+  megatron-magi viz --recipe recipes/own_trainer/tiny_llama_cpu.yaml --out pictures
   megatron-magi data my_texts/ --output runs/data/mine  packs text for training
   megatron-magi train tiny_llama_cpu --dry-run          memory, plan and time of a recipe
   megatron-magi compare runs/dense runs/magi            PASS or FAIL, a table and a figure

@@ -10,6 +10,7 @@ examples:
   megatron-magi check -- pretrain_gpt.py --context-parallel-size 2 ... --attention-backend magi
   megatron-magi check --gpus 16 -- PATH/pretrain_gpt.py ...        16 GPUs in all
   megatron-magi check --elsewhere -- PATH/pretrain_gpt.py ...      of a machine with other GPUs
+  megatron-magi check -- pretrain_gpt.py --recipe llama3_1b_cp8    the flags of a recipe
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megatron_magi import recipe
 from megatron_magi.cli.parser import UsageError, add_output_options
+from megatron_magi.run import PACKAGED, find_script
 
 if TYPE_CHECKING:  # the options and their help need no Megatron
     from megatron_magi.launcher.job import Accepted, RefusedJob
@@ -66,10 +69,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _script_and_flags(words: list[str]) -> tuple[Path, list[str]]:
-    """The pretrain script, which is the first word that ends in .py, and what follows it."""
+    """The pretrain script, and what follows it.
+
+    The script is the first word that ends in .py, or the name of the packaged one.
+    """
     for number, word in enumerate(words):
-        if word.endswith(".py"):
-            return _existing(Path(word)), words[number + 1 :]
+        if word.endswith(".py") or word == PACKAGED:
+            try:
+                return _existing(find_script(word)), recipe.expand(words[number + 1 :])
+            except recipe.RecipeFileError as error:
+                raise UsageError(str(error)) from error
     got = " ".join(word for word in words[:3] if word != "--")
     raise UsageError(
         f"a pretrain script and its flags are required behind --, got {got or 'none'}; such as "

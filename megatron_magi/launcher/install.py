@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from megatron_magi import recipe
 from megatron_magi.adapter import MEGATRON_VERSION, compat
 from megatron_magi.adapter.replace import replace_everywhere
 from megatron_magi.launcher.cpu import install_cpu_training, skip_compilation_of_wheels
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def install() -> None:
-    """Take our flags out of `sys.argv` and hook this process's Megatron.
+    """Expand recipes in `sys.argv`, take our flags out of it, and hook this process's Megatron.
 
     A pretrain script calls it before it parses arguments; `megatron_magi.run` does it for a script
     that does not. Without `--attention-backend magi` Megatron is left alone, except that a machine
@@ -28,7 +29,12 @@ def install() -> None:
         SystemExit: flags that do not parse, or a Megatron whose code is not what we know, in one
             line.
     """
-    options, rest = take_flags(sys.argv[1:])
+    try:
+        words = recipe.expand(sys.argv[1:])
+    except recipe.RecipeFileError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    options, rest = take_flags(words)
     sys.argv[1:] = rest
     skip_compilation_of_wheels()
     install_cpu_training()

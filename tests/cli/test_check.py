@@ -19,7 +19,8 @@ from tests.cli.command import Capture, run
 from tests.launcher.layouts import MLA, MOE
 from tests.launcher.tiny_flags import TINY, words
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 SWITCH = ["--attention-backend", "magi"]
 SCRIPT = str(ROOT / "tests" / "launcher" / "pretrain_small.py")
 TINY_JOB = [SCRIPT, *words(TINY), *SWITCH]
@@ -68,6 +69,8 @@ COMMANDS = {
     "flags of a fork": ["--", *TINY_JOB, *FORK, "--attention-dropout", "0.1"],
     "stray word": ["--", *TINY_JOB, "--num-layers", "2", "3"],
     "our flag": ["--", *TINY_JOB, "--magi-transprot", "auto"],
+    "recipe": ["--", SCRIPT, "--recipe", str(HERE / "job.yaml"), *SWITCH, *CP2],
+    "no recipe": ["--", SCRIPT, "--recipe", "none.yaml", *SWITCH],
     "no switch": ["--", SCRIPT, *words(TINY)],
 }
 COMMANDS |= {
@@ -127,6 +130,13 @@ def test_every_head_has_keys_of_its_own_without_the_flag_for_groups(done: dict[s
 
 def test_words_before_the_script_are_passed_over(done: dict[str, Done]) -> None:
     assert "accepted: 4 GPUs as tp 1, pp 1, cp 2, dp 2;" in done["torchrun"].out
+
+
+def test_a_recipe_is_read(done: dict[str, Done]) -> None:
+    assert "cp 2, dp 1; local layers; heads 4/2x16 on a rank" in done["recipe"].out
+    missing = done["no recipe"]
+    assert (missing.code, missing.err.count("\n")) == (2, 1)
+    assert "error: --recipe requires a YAML file or the name of a packaged" in missing.err
 
 
 def test_programs_read_the_verdict(done: dict[str, Done]) -> None:

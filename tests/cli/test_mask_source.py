@@ -108,7 +108,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_plan_of_a_data_file_and_a_recipe(capsys: Capture, packed: str) -> None:
     from_data = plan_json(capsys, "--data", packed, "--seq-length", "1024", "--cp", "2")
-    recipe = Path(__file__).parents[2] / "recipes" / "tiny_llama_cpu.yaml"
+    recipe = Path(__file__).parents[2] / "recipes" / "own_trainer" / "tiny_llama_cpu.yaml"
     from_recipe = plan_json(
         capsys, "--recipe", str(recipe), f"data.path={packed}", "data.seq_length=1024"
     )

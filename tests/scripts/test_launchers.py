@@ -1,4 +1,4 @@
-"""launch_node.sh trains on two CPU processes; launch_slurm.sh says the right thing to srun."""
+"""launch_node.sh trains on two CPU processes; train_slurm.sh says the right thing to srun."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 from megatron_magi.training.parity.differences import read_run
 
 ROOT = Path(__file__).parents[2]
-NODE, SLURM = ROOT / "scripts" / "launch_node.sh", ROOT / "scripts" / "launch_slurm.sh"
+NODE, SLURM = ROOT / "scripts" / "launch_node.sh", ROOT / "scripts" / "train_slurm.sh"
 Bash = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -14,7 +14,7 @@ from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 from megatron_magi.training.parity.differences import compare, read_run
 
 ROOT = Path(__file__).parents[2]
-RECIPE = ROOT / "recipes" / "tiny_llama_cpu.yaml"
+RECIPE = ROOT / "recipes" / "own_trainer" / "tiny_llama_cpu.yaml"
 SMALL = (
     "model.hidden_size=32",
     "model.ffn_hidden_size=64",

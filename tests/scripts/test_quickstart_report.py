@@ -16,6 +16,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 
@@ -32,6 +33,10 @@ def write_run(folder: Path, losses: np.ndarray, grad_norms: np.ndarray) -> None:
         writer.writerow(columns)
         for i, (loss, grad_norm) in enumerate(zip(losses, grad_norms, strict=True), start=1):
             writer.writerow([i, loss, grad_norm, 0.5, 1000])
+    gradients = folder / "save" / "wgrads" / "iter_0000010" / "mp_rank_00.pth"
+    gradients.parent.mkdir(parents=True)
+    factor = float(losses[0] / LOSSES[0])
+    torch.save({"model_chunk0": {"weight": torch.ones(4) * factor}}, gradients)
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +93,7 @@ def test_right_passes_and_wrong_is_caught(tmp_path: Path, recipe: Path) -> None:
     for picture in (tmp_path / "loss.png", tmp_path / "mask.png", image):
         assert picture.read_bytes()[:4] == b"\x89PNG"
     written = json.loads(record.read_text())
+    assert "e-07 (step 10, 1 parameters, allowed 1e-04); moved" in run.stdout
     assert len(written["rows"]) == 60
     shares = written["shares"]
     for name in ("zigzag per sequence", "zigzag per document", "megatron_magi"):

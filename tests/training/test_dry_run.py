@@ -242,7 +242,11 @@ def test_without_data_documents_are_assumed(recipes: dict[str, dict[str, Any]]) 
 
 
 def test_the_1b_recipe_is_1_24_billion_parameters() -> None:
-    run = dry_run(load_recipe(ROOT / "recipes" / "llama3_1b_4gpu_cp4.yaml", ["data.path=nowhere"]))
+    run = dry_run(
+        load_recipe(
+            ROOT / "recipes" / "own_trainer" / "llama3_1b_4gpu_cp4.yaml", ["data.path=nowhere"]
+        )
+    )
     assert sum(model_parameters(run.config).values()) == 1_235_814_400
     text = report(run, 0.4, 989.0)
     assert "parameters  1,235,814,400: embedding 262,668,288" in text
@@ -266,7 +270,10 @@ def test_the_script_starts_nothing_and_imports_no_megatron(recipes: dict[str, An
         "assert 'megatron.core' not in sys.modules"
     )
     data = recipes["plain"]["data"]["path"]
-    script = [str(ROOT / "scripts" / "pretrain.py"), str(ROOT / "recipes" / "tiny_llama_cpu.yaml")]
+    script = [
+        str(ROOT / "scripts" / "pretrain.py"),
+        str(ROOT / "recipes" / "own_trainer" / "tiny_llama_cpu.yaml"),
+    ]
     ran = subprocess.run(
         [sys.executable, "-c", code, *script, "--dry-run", "--mfu", "0.5", f"data.path={data}"],
         capture_output=True,

@@ -16,7 +16,7 @@ def test_a_name_is_looked_up_and_a_path_is_taken_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert find_recipe("tiny_llama_cpu") == ROOT / "recipes" / "tiny_llama_cpu.yaml"
+    assert find_recipe("tiny_llama_cpu") == ROOT / "recipes" / "own_trainer" / "tiny_llama_cpu.yaml"
     Path("tiny_llama_cpu").write_text("name: mine\ndata: {path: x}\n")
     assert load_recipe("tiny_llama_cpu").name == "mine"
 
@@ -25,7 +25,7 @@ def test_an_installed_package_has_its_own_recipes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder named recipes beside an installed package is somebody else's."""
-    for folder, name in (("package/recipes", "inside"), ("recipes", "beside")):
+    for folder, name in (("package/recipes/own_trainer", "inside"), ("recipes", "beside")):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / f"{name}.yaml").touch()
     monkeypatch.setattr("megatron_magi.training.recipe.recipe.PACKAGE", tmp_path / "package")
@@ -36,7 +36,7 @@ def test_an_installed_package_has_its_own_recipes(
     ("wanted", "says"),
     [
         ("llama3_1b_2gpu", "did you mean llama3_1b_2gpu_cp2? known: llama3_180m_1gpu, "),
-        ("recipes/llama3_1b_4gpu.yaml", "did you mean llama3_1b_4gpu_cp4?"),
+        ("recipes/own_trainer/llama3_1b_4gpu.yaml", "did you mean llama3_1b_4gpu_cp4?"),
         ("zzz", "which is neither; known: llama3_180m_1gpu, "),
     ],
     ids=["name", "path", "hopeless"],

@@ -1,4 +1,4 @@
-"""Every recipe in recipes/ loads, fits its machine, and has a header that tells the truth."""
+"""Every recipe in recipes/own_trainer/ loads, fits its machine and has a true header."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megatron_magi.training.estimate.dry_run import dry_run, report
 from megatron_magi.training.recipe.recipe import load_recipe, packaged_recipes
 
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+RECIPES = sorted((ROOT / "recipes" / "own_trainer").glob("*.yaml"))
 NAMES = {
     "tiny_llama_cpu",
     "llama3_180m_1gpu",

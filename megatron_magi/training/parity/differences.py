@@ -9,6 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_magi.training.parity.positions import Bucket, read_positions
+from megatron_magi.training.parity.tensorboard_run import (
+    LOSS,
+    NORM,
+    TIME,
+    VALIDATION,
+    has_events,
+    read_series,
+)
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.run.steps_file import STEPS, read_steps
 
@@ -17,7 +25,7 @@ Curve = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RunCurves:
-    """What a run's steps.csv holds, one value per iteration."""
+    """Curves of a run, one value per iteration; nan where the run did not record it."""
 
     name: str
     loss: Curve
@@ -90,15 +98,18 @@ class Comparison:
 
 
 def read_run(folder: Path) -> RunCurves:
-    """The curves of a finished run.
+    """Returns the curves of a run: of its steps.csv, or of Megatron's TensorBoard files.
 
     Raises:
-        RecipeError: the folder has no steps.csv with an iteration in it, or a broken one.
+        RecipeError: the folder has neither, or a broken one.
     """
     path = folder / STEPS
+    if not path.is_file() and has_events(folder):
+        return _of_megatron(folder)
     if not path.is_file():
         raise RecipeError(
-            f"a run to compare must have a steps.csv, got none in {folder}; train it first"
+            f"a run to compare must have a steps.csv, or the files of Megatron's "
+            f"--tensorboard-dir, got none in {folder}; train it first"
         )
     rows = read_steps(path)
     if not rows:
@@ -123,6 +134,24 @@ def read_run(folder: Path) -> RunCurves:
             f"train it again"
         )
     return run
+
+
+def _of_megatron(folder: Path) -> RunCurves:
+    series = read_series(folder)
+    steps = sorted(series[LOSS])
+    loss, norm, seconds = (
+        np.array([series[tag].get(i, float("nan")) for i in steps]) for tag in (LOSS, NORM, TIME)
+    )
+    unknown = np.full(len(steps), float("nan"))
+    return RunCurves(
+        name=folder.name,
+        loss=loss,
+        grad_norm=norm,
+        step_seconds=seconds,
+        tokens_per_second=unknown,
+        validation=series[VALIDATION],
+        first_iteration=steps[0],
+    )
 
 
 def _curves(name: str, rows: list[dict[str, str]]) -> RunCurves:

@@ -203,6 +203,6 @@ def packaged_recipes() -> dict[str, Path]:
 
     A wheel has them inside the package (setup.py copies them); a checkout beside it.
     """
-    folders = (PACKAGE / "recipes", PACKAGE.parent / "recipes")
+    folders = (PACKAGE / "recipes" / "own_trainer", PACKAGE.parent / "recipes" / "own_trainer")
     folder = next((f for f in folders if f.is_dir()), folders[0])
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}

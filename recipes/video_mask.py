@@ -1,4 +1,4 @@
-"""The mask of video.sh: block-causal over frames."""
+"""The mask of video.yaml: block-causal over frames."""
 
 from itertools import pairwise
 
