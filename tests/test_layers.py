@@ -33,20 +33,31 @@ LAYERS = {
     "core.kernel": [*BASE, "core.mask", "core.plan"],
     "core.runtime": [*BASE, "core"],
     "adapter": [*BASE, "core", "PUBLIC"],
-    "training": [*BASE, "core", "PUBLIC", "adapter"],
+    "compare": ["checks"],
+    "training": [*BASE, "core", "PUBLIC", "adapter", "compare"],
     "launcher": [*BASE, "core", "PUBLIC", "adapter"],
     "bridge": [*BASE, "core", "PUBLIC", "adapter", "launcher"],
     "huggingface": [*BASE, "core", "PUBLIC"],
     "run": [*BASE, "launcher"],
     "magi_attention": [*BASE, "core"],
-    "viz": [*BASE, "core", "training"],
-    "cli": [*BASE, "core", "PUBLIC", "adapter", "training", "viz", *MASK_FUNCTIONS, *JUDGED_JOB],
+    "viz": [*BASE, "core", "compare"],
+    "cli": [
+        *BASE,
+        "core",
+        "PUBLIC",
+        "adapter",
+        "training",
+        "compare",
+        "viz",
+        *MASK_FUNCTIONS,
+        *JUDGED_JOB,
+    ],
 }
 """What each layer may import beside itself; PUBLIC: the names of ``import megatron_magi``."""
 TRAINING_ROOMS = ("recipe", "process", "data", "checkpoint", "estimate", "run")
 """Rooms of training/, lowest first: each may import those before it."""
-ABOVE_THE_RUN = ("parity", "weights")
-"""Rooms that may import all of `TRAINING_ROOMS`, and not each other."""
+ABOVE_THE_RUN = ("weights",)
+"""Rooms that may import all of `TRAINING_ROOMS`."""
 ROOT = PACKAGE.parent
 SUBJECTS = {
     "lib": (),

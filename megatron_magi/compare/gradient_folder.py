@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.compare.run_error import RunError
 
 FOLDER, INDEX, NORMS, ERRORS = "gradients", "index.json", "norms.csv", "gradient_errors.csv"
 BLOCK = 1 << 22
@@ -82,13 +82,13 @@ def read_gradient(run: Path, iteration: int, name: str) -> Gradient:
     """A parameter's gradient, mapped from its file and not yet read.
 
     Raises:
-        RecipeError: a file of the folder is missing or broken.
+        RunError: a file of the folder is missing or broken.
     """
     path = gradient_path(run, iteration) / f"{name}.npy"
     try:
         gradient: Gradient = np.load(path, mmap_mode="r")
     except (OSError, ValueError) as error:
-        raise RecipeError(
+        raise RunError(
             f"every dumped gradient must be readable, got {error} for {path}; dump it again"
         ) from None
     return gradient

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_magi.training.parity.differences import read_run
+from megatron_magi.compare.read_run import read_run
 
 
 def write(folder: Path, columns: dict[str, list[object]]) -> None:

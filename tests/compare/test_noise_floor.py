@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_magi.training.parity.evidence import Evidence, RecipeFacts
-from megatron_magi.training.parity.gradient_errors import GradientError
-from megatron_magi.training.parity.noise_floor import (
+from megatron_magi.compare.evidence import Evidence, ModelFacts
+from megatron_magi.compare.gradient_errors import GradientError
+from megatron_magi.compare.noise_floor import (
     TRUSTED_STEPS,
     NoiseFloor,
     NoiseGates,
     read_noise_floor,
 )
-from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.compare.run_error import RunError
 from tests.cli.compare_runs import write_steps
-from tests.training.evidence import curves, gradient_error
+from tests.compare.evidence import curves, gradient_error
 
 
-def floor(*noises: Evidence, recipe: RecipeFacts | None = None, **gates: float) -> NoiseFloor:
+def floor(*noises: Evidence, recipe: ModelFacts | None = None, **gates: float) -> NoiseFloor:
     baseline = Evidence(curves("plain", np.ones(30), loss_tokens=4096), recipe, [])
     return NoiseFloor(baseline, noises, NoiseGates(**gates))
 
@@ -50,7 +50,7 @@ def test_a_gradients_noise_is_the_largest_of_all_runs() -> None:
 
 def test_floors_follow_the_baselines_recipe() -> None:
     """Without one, the smaller floors: they pass fewer runs."""
-    bf16 = floor(noise("n", 30), recipe=RecipeFacts("bf16", 384, 0.1))
+    bf16 = floor(noise("n", 30), recipe=ModelFacts("bf16", 384, 0.1))
     assert (bf16.dtype, bf16.gradient_floor, bf16.loss_floor) == ("bf16", 2**-8, 2**-8 / 64)
     unknown = floor(noise("n", 30))
     assert (unknown.dtype, unknown.gradient_floor, unknown.loss_floor) == ("fp32", 2**-18, 2**-23)
@@ -85,7 +85,7 @@ def test_the_baseline_itself_is_no_noise(tmp_path: Path) -> None:
     plain = write(tmp_path / "plain", FALLING[:2])
     (tmp_path / "link").symlink_to(plain)
     for folder in (plain, tmp_path / "link", plain / ".." / "plain"):
-        with pytest.raises(RecipeError, match=r"must differ by rounding"):
+        with pytest.raises(RunError, match=r"must differ by rounding"):
             read_noise_floor(plain, [folder], NoiseGates())
 
 
@@ -101,7 +101,7 @@ def test_equal_losses_are_one_run_if_there_are_enough(
     if steps < TRUSTED_STEPS:
         assert len(read_noise_floor(plain, [again], NoiseGates()).noises) == 1
         return
-    with pytest.raises(RecipeError, match=r"got equal losses in .*plain and .*again; train one"):
+    with pytest.raises(RunError, match=r"got equal losses in .*plain and .*again; train one"):
         read_noise_floor(plain, [again], NoiseGates())
 
 
@@ -110,7 +110,7 @@ def test_one_other_loss_is_noise_enough(tmp_path: Path) -> None:
     other = write(tmp_path / "other", [*FALLING[:-1], FALLING[-1] * (1 + 1e-6)])
     assert len(read_noise_floor(plain, [other], NoiseGates()).noises) == 1
     same = write(tmp_path / "same", FALLING)
-    with pytest.raises(RecipeError, match=r"same; train one with data\.step_order=reversed"):
+    with pytest.raises(RunError, match=r"same; train one with another kernel"):
         read_noise_floor(plain, [other, same], NoiseGates())
 
 
@@ -125,5 +125,5 @@ def test_nothing_is_measured_with_values_that_are_not_finite(
             losses[3:5] = [float("nan"), float("inf")]
         write(tmp_path / folder, losses)
     text = rf"the {role} must be finite, got 2 values that are inf or nan in {name}; train it"
-    with pytest.raises(RecipeError, match=text):
+    with pytest.raises(RunError, match=text):
         read_noise_floor(tmp_path / "plain", [tmp_path / "other"], NoiseGates())

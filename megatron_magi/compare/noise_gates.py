@@ -12,13 +12,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from megatron_magi.training.parity import noise_scale
-from megatron_magi.training.parity.differences import Curve, RunCurves, common_steps
-from megatron_magi.training.parity.evidence import Evidence
-from megatron_magi.training.parity.gradient_errors import GradientError
-from megatron_magi.training.parity.noise_floor import NoiseFloor, NoiseGates
-from megatron_magi.training.parity.positions import Bucket
-from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.compare.differences import Curve, RunCurves, common_steps
+from megatron_magi.compare.evidence import Evidence
+from megatron_magi.compare.gradient_errors import GradientError
+from megatron_magi.compare.noise_floor import (
+    MIN_STEPS,
+    NoiseFloor,
+    NoiseGates,
+    mean_scale_of_runs,
+    root_mean_square,
+)
+from megatron_magi.compare.positions import Bucket
+from megatron_magi.compare.run_error import RunError
 
 ABOUT_TRAINING = ("loss_start", "loss_drop")
 """Gates of learning as such; a control that fails only these is not caught."""
@@ -65,7 +70,7 @@ def judge(run: Evidence, floor: NoiseFloor, allow_shorter: bool = False) -> Judg
     """Apply every gate to a run, over the steps that it, the baseline and the noise runs have.
 
     Raises:
-        RecipeError: runs of other lengths, see `common_steps`, or with other parameters.
+        RunError: runs of other lengths, see `common_steps`, or with other parameters.
     """
     curves, baseline = common_steps(run.curves, floor.baseline.curves, allow_shorter)
     noises = [
@@ -118,14 +123,14 @@ def _gradients(run: Evidence, floor: NoiseFloor) -> GateResult:
 def _means(judged: Judged, floor: NoiseFloor) -> list[GateResult]:
     """Mean of absolute differences (size) and signed mean (a bias)."""
     gates, steps = floor.gates, len(judged.difference)
-    if steps < noise_scale.MIN_STEPS:
-        why = f"a mean over the run needs {noise_scale.MIN_STEPS} steps, got {steps}"
+    if steps < MIN_STEPS:
+        why = f"a mean over the run needs {MIN_STEPS} steps, got {steps}"
         return [_skipped("mean_loss", why), _skipped("mean_bias", why)]
     size = float(np.abs(judged.difference).mean())
     noise_size = max(float(np.abs(judged.noise).mean()), floor.loss_floor)
     bias = float(judged.difference.mean())
     # Rounding in different steps is independent, so its mean shrinks with the number of steps.
-    scale = max(noise_scale.mean_scale_of_runs(judged.noise), floor.loss_floor / math.sqrt(steps))
+    scale = max(mean_scale_of_runs(judged.noise), floor.loss_floor / math.sqrt(steps))
     return [
         _gate("mean_loss", size, min(gates.mean_loss, gates.noise_ratio * noise_size),
               f"mean |relative difference| of {steps} steps (noise {noise_size:.1e})"),
@@ -150,7 +155,7 @@ def _last_scale(noises: list[RunCurves], baseline: RunCurves, floor: NoiseFloor)
     number = floor.gates.last_steps
     gaps = np.stack([(noise.loss - baseline.loss)[-number:] for noise in noises])
     one_rounding = floor.loss_floor * float(baseline.loss[-1]) / math.sqrt(len(gaps[0]))
-    return max(noise_scale.mean_scale_of_runs(gaps), one_rounding)
+    return max(mean_scale_of_runs(gaps), one_rounding)
 
 
 def _held_out(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> list[GateResult]:
@@ -188,7 +193,7 @@ def _validation(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> G
         return _skipped("validation", "run, baseline and noise runs share no validated step")
     last = shared[-1]
     gaps = np.array([noise.validation[i] - theirs[i] for noise in noises for i in shared])
-    scale = max(noise_scale.root_mean_square(gaps), _last_scale(noises, judged.baseline, floor))
+    scale = max(root_mean_square(gaps), _last_scale(noises, judged.baseline, floor))
     text = f"nats between validation losses at step {last} (scale of the noise {scale:.1e})"
     return _gate("validation", abs(ours[last] - theirs[last]), floor.gates.noise_ratio * scale,
                  text)  # fmt: skip
@@ -203,7 +208,7 @@ def _positions(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> li
     if not shared:
         return [_skipped("positions", "run, baseline and noise runs share no loss by position")]
     gaps = np.array([noise.by_position[b] - theirs[b] for noise in noises for b in shared])
-    scale = max(noise_scale.root_mean_square(gaps), _last_scale(noises, judged.baseline, floor))
+    scale = max(root_mean_square(gaps), _last_scale(noises, judged.baseline, floor))
     last = [b for b in shared if b.iteration == shared[-1].iteration]
     worst = max(last, key=lambda b: abs(ours[b] - theirs[b]))
     text = (
@@ -217,13 +222,15 @@ def _positions(judged: Judged, noises: list[RunCurves], floor: NoiseFloor) -> li
 def _start(judged: Judged, run: Evidence, gates: NoiseGates) -> GateResult:
     if judged.run.first_iteration > 1:
         return _skipped("loss_start", "the run goes on from a checkpoint")
-    if run.recipe is None:
-        return _skipped("loss_start", "the run's folder has no recipe.yaml with its vocabulary")
-    expected = run.recipe.untrained_loss
+    if run.model is None:
+        return _skipped(
+            "loss_start", "the run has no recipe.yaml and no logged arguments with its vocabulary"
+        )
+    expected = run.model.untrained_loss
     value = abs(float(judged.run.loss[0]) - expected)
     text = (
         f"nats between the first loss and an untrained model's {expected:.3f} (vocabulary "
-        f"{run.recipe.vocab_size}, variance of logits {run.recipe.logit_variance:.2f})"
+        f"{run.model.vocab_size}, variance of logits {run.model.logit_variance:.2f})"
     )
     return _gate("loss_start", value, gates.loss_start, text)
 
@@ -248,7 +255,7 @@ def worst_gradient(
     gradient's single-precision sums, far less than rounding activations once does.
 
     Raises:
-        RecipeError: a parameter that the noise run does not have.
+        RunError: a parameter that the noise run does not have.
     """
     noise_of = {(e.iteration, e.parameter): e.relative_error for e in noise}
     iterations = {i for i, _ in noise_of}
@@ -259,7 +266,7 @@ def worst_gradient(
         k for k in noise_of if k[0] in {e.iteration for e in shared}
     }
     if missing:
-        raise RecipeError(
+        raise RunError(
             f"the run and the noise run must have the same parameters, got only one with "
             f"{sorted(missing)[0][1]}; dump both with one recipe"
         )

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from megatron_magi.training.parity.noise_gates import worst_gradient
-from megatron_magi.training.recipe.recipe_error import RecipeError
-from tests.training.evidence import gradient_error
+from megatron_magi.compare.noise_gates import worst_gradient
+from megatron_magi.compare.run_error import RunError
+from tests.compare.evidence import gradient_error
 
 FLOOR = 1e-3
 
@@ -50,5 +50,5 @@ def test_an_error_that_is_no_number_is_the_worst() -> None:
 def test_a_parameter_of_one_run_alone_is_refused(lacks: str) -> None:
     both = [gradient_error("a", 0.1), gradient_error("b", 0.1)]
     errors, noise = (both, both[:1]) if lacks == "noise" else (both[:1], both)
-    with pytest.raises(RecipeError, match="the same parameters, got only one with b; dump both"):
+    with pytest.raises(RunError, match="the same parameters, got only one with b; dump both"):
         worst_gradient(errors, noise, FLOOR)

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from megatron_magi.training.parity.differences import Curve, RunCurves
-from megatron_magi.training.parity.gradient_errors import GradientError
+from megatron_magi.compare.differences import Curve, RunCurves
+from megatron_magi.compare.gradient_errors import GradientError
 
 
 def curves(name: str, loss: Curve, **more: Any) -> RunCurves:

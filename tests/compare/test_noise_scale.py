@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_magi.training.parity.noise_scale import (
+from megatron_magi.compare.noise_floor import (
     gradient_floor,
     loss_floor,
     mean_scale,

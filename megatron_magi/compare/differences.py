@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.training.parity.positions import Bucket, read_positions
-from megatron_magi.training.recipe.recipe_error import RecipeError
-from megatron_magi.training.run.steps_file import STEPS, read_steps
+from megatron_magi.compare.positions import Bucket
+from megatron_magi.compare.run_error import RunError
 
 Curve = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class RunCurves:
-    """What a run's steps.csv holds, one value per iteration."""
+    """Curves of a run, one value per iteration, and the job that made them."""
 
     name: str
     loss: Curve
     grad_norm: Curve
     step_seconds: Curve
     tokens_per_second: Curve
+    """Rate of the whole job; nan where it is not known."""
     validation: dict[int, float] = field(default_factory=dict)
     """Validation loss by iteration, where it was measured."""
     by_position: dict[Bucket, float] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class RunCurves:
     loss_tokens: float = 1.0
     """Tokens whose loss counts, in a usual step."""
     num_processes: int | None = None
-    """Number of processes that trained it. None: steps.csv does not say."""
+    """Number of processes that trained it. None means that the run does not say."""
     first_iteration: int = 1
     """Above 1 if the run resumed from another run's checkpoint."""
 
@@ -40,7 +40,8 @@ class RunCurves:
         """Without the first steps, which warm up: ten of a run of 20 or more, one of a shorter."""
         speeds = self.tokens_per_second
         warm_up = 10 if len(speeds) >= 20 else min(1, len(speeds) - 1)
-        return float(np.median(speeds[warm_up:]))
+        speeds = speeds[warm_up:][np.isfinite(speeds[warm_up:])]
+        return float(np.median(speeds)) if len(speeds) else math.nan
 
     def first(self, num_steps: int) -> RunCurves:
         """The same run up to step `num_steps`."""
@@ -89,81 +90,26 @@ class Comparison:
         )
 
 
-def read_run(folder: Path) -> RunCurves:
-    """The curves of a finished run.
-
-    Raises:
-        RecipeError: the folder has no steps.csv with an iteration in it, or a broken one.
-    """
-    path = folder / STEPS
-    if not path.is_file():
-        raise RecipeError(
-            f"a run to compare must have a steps.csv, got none in {folder}; train it first"
-        )
-    rows = read_steps(path)
-    if not rows:
-        raise RecipeError(
-            f"a run to compare must have an iteration, got none in {path}; see the run's log"
-        )
-    try:
-        run = replace(_curves(folder.name, rows), by_position=read_positions(folder))
-        iterations = [int(r["iteration"]) for r in rows]
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as error:  # no such column, a cut line or no number
-        raise RecipeError(
-            f"a steps.csv must have the columns and numbers that training writes, got {error!r} "
-            f"in {path}; train it again"
-        ) from None
-    if iterations != list(range(iterations[0], iterations[0] + len(rows))):
-        raise RecipeError(
-            f"a run to compare must have its iterations one after the other, got gaps in {path}; "
-            f"train it again"
-        )
-    return run
-
-
-def _curves(name: str, rows: list[dict[str, str]]) -> RunCurves:
-    validated = [r for r in rows if r.get("validation_loss")]
-    return RunCurves(
-        name=name,
-        loss=_column(rows, "lm_loss"),
-        grad_norm=_column(rows, "grad_norm"),
-        step_seconds=_column(rows, "step_seconds"),
-        tokens_per_second=_column(rows, "tokens_per_second"),
-        validation={int(r["iteration"]): float(r["validation_loss"]) for r in validated},
-        loss_tokens=max(1.0, float(np.median([float(r.get("loss_tokens") or 1) for r in rows]))),
-        num_processes=int(rows[-1].get("num_processes") or 0) or None,
-        first_iteration=int(rows[0]["iteration"]),
-    )
-
-
-def _column(rows: list[dict[str, str]], name: str) -> Curve:
-    return np.array([float(row[name]) for row in rows])
-
-
 def common_steps(
     run: RunCurves, baseline: RunCurves, allow_shorter: bool = False
 ) -> tuple[RunCurves, RunCurves]:
     """Both runs, over the iterations that both have.
 
     Raises:
-        RecipeError: they begin at different iterations; the run is longer than the baseline, or
+        RunError: they begin at different iterations; the run is longer than the baseline, or
             shorter where that is not allowed.
     """
     if run.first_iteration != baseline.first_iteration:
-        raise RecipeError(
+        raise RunError(
             f"runs to compare must begin at one iteration, got {run.first_iteration} of {run.name} "
             f"and {baseline.first_iteration} of {baseline.name}; resume both from one checkpoint"
         )
     ours, theirs = len(run.loss), len(baseline.loss)
     if ours > theirs or (ours < theirs and not allow_shorter):
         remedy = "" if ours > theirs else ", or allow a shorter run (--allow-shorter)"
-        raise RecipeError(
+        raise RunError(
             f"runs to compare must be equally long, got {ours} iterations of {run.name} "
-            f"and {theirs} of {baseline.name}; train them with one recipe{remedy}"
+            f"and {theirs} of {baseline.name}; train them for equally many steps{remedy}"
         )
     return run, baseline.first(ours)
 
@@ -177,7 +123,7 @@ def compare(
     """Differences of two runs, over the steps of the first.
 
     Raises:
-        RecipeError: one has more iterations than the other, see `common_steps`.
+        RunError: one has more iterations than the other, see `common_steps`.
     """
     run, baseline = common_steps(run, baseline, allow_shorter)
     return Comparison(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.compare.run_error import RunError
 
 POSITIONS = "positions.csv"
 
@@ -31,7 +31,7 @@ def read_positions(folder: Path) -> dict[Bucket, float]:
     """Mean loss of every bucket, nats; none if the run has no such file.
 
     Raises:
-        RecipeError: other columns, or what is no number.
+        RunError: other columns, or what is no number.
     """
     path = folder / POSITIONS
     if not path.is_file():
@@ -45,7 +45,7 @@ def read_positions(folder: Path) -> dict[Bucket, float]:
                 for row in csv.DictReader(file)
             }
     except (KeyError, TypeError, ValueError) as error:
-        raise RecipeError(
+        raise RunError(
             f"{POSITIONS} must have the columns iteration, first, end and loss, got {error!r} in "
             f"{path}; write it again, or remove it"
         ) from None

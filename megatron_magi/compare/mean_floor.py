@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from megatron_magi.training.parity.baseline import Baseline
-from megatron_magi.training.parity.differences import Curve, RunCurves
-from megatron_magi.training.parity.evidence import Evidence, read_evidence
-from megatron_magi.training.parity.noise_floor import NoiseFloor, NoiseGates, require_noise
-from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.compare.differences import Curve, RunCurves
+from megatron_magi.compare.evidence import Evidence, read_evidence
+from megatron_magi.compare.gradient_errors import Baseline
+from megatron_magi.compare.noise_floor import NoiseFloor, NoiseGates, require_noise
+from megatron_magi.compare.run_error import RunError
 
 K = TypeVar("K")
 
@@ -34,10 +34,10 @@ def read_mean_floor(
         steps: that are compared. Runs that all have them are cut to the length of the shortest.
 
     Raises:
-        RecipeError: fewer, other lengths, vocabularies or dtypes, inf or nan, or two equal runs.
+        RunError: fewer, other lengths, vocabularies or dtypes, inf or nan, or two equal runs.
     """
     if len(set(folders)) < 2:
-        raise RecipeError(
+        raise RunError(
             f"a mean needs two runs or more, got {', '.join(map(str, folders))}; name another one"
         )
     baseline = Baseline(tuple(folders))
@@ -90,17 +90,17 @@ def _combined(
 
 
 def _require_alike(found: Sequence[Evidence]) -> None:
-    """Raise RecipeError for runs that have no mean."""
+    """Raise RunError for runs that have no mean."""
     for evidence in found:
         if evidence.num_not_finite:
-            raise RecipeError(
+            raise RunError(
                 f"runs of a mean must be finite, got {evidence.num_not_finite} values that are inf "
                 f"or nan in {evidence.curves.name}; train it again"
             )
     first = found[0]
     for other in found[1:]:
         if _kind(other) != _kind(first):
-            raise RecipeError(
+            raise RunError(
                 f"runs of a mean must have the same steps, validations and recipe, got others in "
                 f"{other.curves.name} than in {first.curves.name}; train them with one recipe"
             )
@@ -110,4 +110,4 @@ def _kind(evidence: Evidence) -> tuple[object, ...]:
     """What runs of a mean have in common."""
     run = evidence.curves
     steps = (run.first_iteration, len(run.loss))
-    return *steps, set(run.validation), set(run.by_position), evidence.recipe
+    return *steps, set(run.validation), set(run.by_position), evidence.model

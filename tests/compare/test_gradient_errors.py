@@ -6,15 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_magi.training.parity.baseline import Baseline
-from megatron_magi.training.parity.gradient_errors import gradient_errors
-from megatron_magi.training.process.whole_files import partial_folder
-from megatron_magi.training.run.gradient_folder import (
+from megatron_magi.compare.gradient_errors import Baseline, gradient_errors
+from megatron_magi.compare.gradient_folder import (
     BLOCK,
     finish,
     gradient_path,
     write_gradient,
 )
+from megatron_magi.training.process.whole_files import partial_folder
 
 
 def test_gradients_larger_than_a_block_are_measured_whole(tmp_path: Path) -> None:

@@ -9,10 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_magi.training.process.whole_files import partial_folder
-from megatron_magi.training.recipe.recipe_error import RecipeError
-from megatron_magi.training.run import gradient_folder
-from megatron_magi.training.run.gradient_folder import (
+from megatron_magi.compare import gradient_folder
+from megatron_magi.compare.gradient_folder import (
     dumped_iterations,
     finish,
     forget_gradients,
@@ -22,6 +20,8 @@ from megatron_magi.training.run.gradient_folder import (
     sum_squares,
     write_gradient,
 )
+from megatron_magi.compare.run_error import RunError
+from megatron_magi.training.process.whole_files import partial_folder
 
 
 def write_folder(run: Path, iteration: int, value: float = 1.0) -> None:
@@ -54,7 +54,7 @@ def test_another_start_forgets_what_it_will_not_reach(tmp_path: Path) -> None:
 def test_a_broken_file_is_one_clear_error(tmp_path: Path) -> None:
     write_folder(tmp_path, 1)
     (gradient_path(tmp_path, 1) / "w.npy").write_bytes(b"short")
-    with pytest.raises(RecipeError, match=r"must be readable, got .*w\.npy; dump it again"):
+    with pytest.raises(RunError, match=r"must be readable, got .*w\.npy; dump it again"):
         read_gradient(tmp_path, 1, "w")
 
 

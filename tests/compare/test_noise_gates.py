@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_magi.training.parity import noise_scale
-from megatron_magi.training.parity.differences import Curve
-from megatron_magi.training.parity.evidence import Evidence, RecipeFacts
-from megatron_magi.training.parity.gradient_errors import GradientError
-from megatron_magi.training.parity.noise_floor import NoiseFloor, NoiseGates
-from megatron_magi.training.parity.noise_gates import GateResult, Judged, judge
-from megatron_magi.training.recipe.recipe_error import RecipeError
-from tests.training.evidence import curves, gradient_error
+from megatron_magi.compare import noise_floor
+from megatron_magi.compare.differences import Curve
+from megatron_magi.compare.evidence import Evidence, ModelFacts
+from megatron_magi.compare.gradient_errors import GradientError
+from megatron_magi.compare.noise_floor import NoiseFloor, NoiseGates
+from megatron_magi.compare.noise_gates import GateResult, Judged, judge
+from megatron_magi.compare.run_error import RunError
+from tests.compare.evidence import curves, gradient_error
 
 STEPS = 60
-RECIPE = RecipeFacts("bf16", 400, 0.5)
+RECIPE = ModelFacts("bf16", 400, 0.5)
 LOSS = 0.5 + (RECIPE.untrained_loss - 0.5) * np.exp(-np.arange(STEPS) / 8)
 """Begins where an untrained model does, and falls by 5.7 nats."""
 TURNS = np.where(np.arange(STEPS) % 2, 1e-3, -1e-3)
@@ -35,7 +35,7 @@ def run(
     *gradients: GradientError,
     steps: int = STEPS,
     validation: dict[int, float] | None = None,
-    recipe: RecipeFacts | None = RECIPE,
+    recipe: ModelFacts | None = RECIPE,
     **more: Any,
 ) -> Evidence:
     """A run with these relative differences from the curve."""
@@ -121,7 +121,7 @@ def test_the_mean_of_sizes_has_two_limits() -> None:
 def test_the_mean_of_differences_shows_a_bias() -> None:
     noises = run(TURNS), run(TURNS + 3e-4 * (np.arange(STEPS) > 0))
     relative = np.stack([n.curves.loss / LOSS - 1 for n in noises])
-    scale = noise_scale.mean_scale_of_runs(relative)
+    scale = noise_floor.mean_scale_of_runs(relative)
     for sign in (1, -1):
         ours = run(TURNS + sign * 2.5e-4 * (np.arange(STEPS) > 0))
         found = results(ours, floor_of(*noises))["mean_bias"]
@@ -136,12 +136,12 @@ def test_a_mean_of_many_roundings_has_a_smaller_floor() -> None:
     assert found.limit == pytest.approx(2 * FLOOR / math.sqrt(STEPS))
 
 
-@pytest.mark.parametrize("steps", [noise_scale.MIN_STEPS - 1, noise_scale.MIN_STEPS])
+@pytest.mark.parametrize("steps", [noise_floor.MIN_STEPS - 1, noise_floor.MIN_STEPS])
 def test_few_steps_have_no_mean(steps: int) -> None:
     found = results(run(TURNS, steps=steps), floor_of(), allow_shorter=True)
     for name in ("mean_loss", "mean_bias"):
-        assert (found[name].passed is None) == (steps < noise_scale.MIN_STEPS)
-    if steps < noise_scale.MIN_STEPS:
+        assert (found[name].passed is None) == (steps < noise_floor.MIN_STEPS)
+    if steps < noise_floor.MIN_STEPS:
         assert found["mean_bias"].text == "a mean over the run needs 20 steps, got 19"
 
 
@@ -149,7 +149,7 @@ def test_the_last_steps_are_compared_in_nats() -> None:
     late = np.arange(STEPS) >= 50
     noise = run(TURNS + 2e-3 * late)
     floor = floor_of(noise, last_steps=10)
-    scale = noise_scale.mean_scale((noise.curves.loss - LOSS)[-10:])
+    scale = noise_floor.mean_scale((noise.curves.loss - LOSS)[-10:])
     for times in (1.9, 2.1, -1.9, -2.1):
         nats = times * scale
         found = results(run(TURNS * ~late + nats * late / LOSS), floor)["last_steps"]
@@ -214,7 +214,7 @@ def test_validation_is_no_better_known_than_the_last_steps() -> None:
 
 @pytest.mark.parametrize("vocabulary, passes", [(400, True), (540, False), (290, False)])
 def test_a_run_begins_where_an_untrained_model_does(vocabulary: int, passes: bool) -> None:
-    facts = RecipeFacts("bf16", vocabulary, 0.5)
+    facts = ModelFacts("bf16", vocabulary, 0.5)
     found = results(run(TURNS, recipe=facts), floor_of())["loss_start"]
     assert found.passed is passes and found.limit == 0.3
     assert found.value == pytest.approx(abs(LOSS[0] - math.log(vocabulary) - 0.25))
@@ -241,7 +241,7 @@ def test_a_run_falls_by_as_much_as_is_asked_for() -> None:
 
 
 def test_a_shorter_run_is_judged_over_its_own_steps() -> None:
-    with pytest.raises(RecipeError, match="equally long, got 40 iterations of run and 60"):
+    with pytest.raises(RunError, match="equally long, got 40 iterations of run and 60"):
         judge(run(TURNS, steps=40), floor_of())
     judged = judge(run(TURNS, steps=40), floor_of(), allow_shorter=True)
     assert judged.difference.shape == (40,) and judged.noise.shape == (1, 40)
