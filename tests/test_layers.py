@@ -34,6 +34,7 @@ LAYERS = {
     "core.runtime": [*BASE, "core"],
     "adapter": [*BASE, "core", "PUBLIC"],
     "compare": ["checks"],
+    "text": ["checks", "adapter.compat"],
     "training": [*BASE, "core", "PUBLIC", "adapter", "compare"],
     "launcher": [*BASE, "core", "PUBLIC", "adapter"],
     "bridge": [*BASE, "core", "PUBLIC", "adapter", "launcher"],
@@ -48,6 +49,7 @@ LAYERS = {
         "adapter",
         "training",
         "compare",
+        "text",
         "viz",
         *MASK_FUNCTIONS,
         *JUDGED_JOB,
@@ -73,7 +75,7 @@ WITH_CHECKOUT_PATH = (
     "benchmarks/train/warm_rank.py",
 )
 """Programs that put a checkout of Megatron or torchtitan on Python's path."""
-WITH_MEGATRON = ("adapter", "launcher", "bridge", "training", "run")
+WITH_MEGATRON = ("adapter", "launcher", "bridge", "training", "run", "text")
 
 
 def parse(path: Path) -> ast.Module:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from megatron_magi.compare.read_run import read_run
-from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
+from tests.training.small_corpus import ByteTokenizer, Document, pack
 
 ROOT = Path(__file__).parents[2]
 NODE, SLURM = ROOT / "scripts" / "launch_node.sh", ROOT / "scripts" / "launch_slurm.sh"

@@ -12,7 +12,7 @@ import pytest
 
 from megatron_magi.compare.differences import compare
 from megatron_magi.compare.read_run import read_run
-from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
+from tests.training.small_corpus import ByteTokenizer, Document, pack
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "tiny_llama_cpu.yaml"

@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
+from tests.training.small_corpus import ByteTokenizer, Document, pack
 
 pytest.importorskip("matplotlib")
 ROOT = Path(__file__).parents[2]

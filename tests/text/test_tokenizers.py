@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_magi.training.data.tokenizers import ByteTokenizer, load_tokenizer
-from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.text.tokenizers import ByteTokenizer, load_tokenizer
 
 WITH_QUICKTOK = "the package quicktok-v1 carries the vocabulary of Llama 3"
 SPECIAL = ("<|end_of_text|>", "<|begin_of_text|>", "<|eot_id|>", "<|reserved_special_token_7|>")
@@ -23,7 +21,7 @@ def test_bytes_are_tokens() -> None:
     tokenizer = load_tokenizer("byte")
     assert isinstance(tokenizer, ByteTokenizer)
     assert tokenizer.encode(b"a\xff").tolist() == [97, 255]
-    with pytest.raises(RecipeError, match=r"for a tokenizer folder only, got '</s>' for byte"):
+    with pytest.raises(ValueError, match=r"for a tokenizer folder only, got '</s>' for byte"):
         load_tokenizer("byte", "</s>")
 
 
@@ -34,8 +32,6 @@ def test_llama3_gives_the_published_ids() -> None:
     assert tokenizer.encode(b"Hello world").tolist() == [9906, 1917]
     assert tokenizer.encode(b"").tolist() == []
     assert tokenizer.encode(b"\xff").tolist() == tokenizer.encode("\ufffd".encode()).tolist()
-    again = pickle.loads(pickle.dumps(tokenizer))
-    assert again.encode(b"Hello world").tolist() == [9906, 1917]
 
 
 @given(st.lists(st.one_of(st.sampled_from(SPECIAL), st.text(max_size=5)), max_size=6))
@@ -48,7 +44,7 @@ def test_llama3_makes_no_special_id_of_text(pieces: list[str]) -> None:
 
 
 def test_a_name_that_is_no_folder_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"byte, llama3 or a folder .* got 'llama', and there is"):
+    with pytest.raises(ValueError, match=r"byte, llama3 or a folder .* got 'llama', and there is"):
         load_tokenizer("llama")
 
 
@@ -62,7 +58,7 @@ def test_a_missing_package_is_named(
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(RecipeError, match=f"{choice} needs the package {package}, got none; pip"):
+    with pytest.raises(ValueError, match=f"{choice} needs the package {package}, got none; pip"):
         load_tokenizer(choice)
 
 
@@ -100,9 +96,6 @@ def test_a_folder_encodes_text_and_nothing_else(folder: Path) -> None:
     assert (ids < 256).all()
     assert ids[0] == ids[-1]
     assert tokenizer.encode("é\n".encode()).size == 3
-    again = pickle.loads(pickle.dumps(tokenizer))
-    assert again.eod == 256
-    assert again.encode(b"ab<eos>c<eot> a").tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -151,18 +144,18 @@ def test_an_eod_that_is_none(
 ) -> None:
     for name, content in files.items():
         write_json(folder, name, content)
-    with pytest.raises(RecipeError, match=says):
+    with pytest.raises(ValueError, match=says):
         load_tokenizer(str(folder), eod_token)
 
 
 def test_files_that_cannot_be_read(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"must be byte, llama3 or a folder .* got .*llama-3"):
+    with pytest.raises(ValueError, match=r"must be byte, llama3 or a folder .* got .*llama-3"):
         load_tokenizer("llama-3")
     (folder / "config.json").write_text("{")
-    with pytest.raises(RecipeError, match=r"config.json must be JSON"):
+    with pytest.raises(ValueError, match=r"config.json must be JSON"):
         load_tokenizer(str(folder))
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(RecipeError, match="one that the package tokenizers reads"):
+    with pytest.raises(ValueError, match="one that the package tokenizers reads"):
         load_tokenizer(str(folder))
 
 
@@ -173,7 +166,7 @@ def test_the_vocabulary_ends_behind_its_largest_id(tmp_path: Path) -> None:
     made.add_special_tokens(["[end]"])
     made.save(str(tmp_path / "tokenizer.json"))
     # A word-level model finds the token of its whole text again, so it is no EOD.
-    with pytest.raises(RecipeError, match="got token 70000"):
+    with pytest.raises(ValueError, match="got token 70000"):
         load_tokenizer(str(tmp_path), "[end]")
     made.pre_tokenizer = tokenizers.pre_tokenizers.Punctuation()
     made.save(str(tmp_path / "tokenizer.json"))

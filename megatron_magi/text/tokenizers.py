@@ -12,20 +12,17 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.training.recipe.recipe_error import RecipeError
-
 Ids = npt.NDArray[np.int64]
 
 
 class Tokenizer(Protocol):
-    """Turns text into ids below `vocab_size`; `eod` ends a document and never comes from text.
-
-    It can be pickled, as a pool of processes encodes with it.
-    """
+    """Turns text into ids below `vocab_size`; `eod` ends a document and never comes from text."""
 
     name: str
     vocab_size: int
     eod: int
+    flags: str
+    """Flags of Megatron for a model with this tokenizer."""
 
     def encode(self, text: bytes) -> Ids: ...
 
@@ -38,17 +35,17 @@ def load_tokenizer(choice: str, eod_token: str | None = None) -> Tokenizer:
             EOS.
 
     Raises:
-        RecipeError: no such folder, a package or a file is missing, or there is no usable EOD.
+        ValueError: no such folder, a package or a file is missing, or there is no usable EOD.
     """
     if choice not in ("byte", "llama3"):
         if not Path(choice).exists():
-            raise RecipeError(
+            raise ValueError(
                 f"a tokenizer must be byte, llama3 or a folder with a tokenizer.json, got "
                 f"{choice!r}, and there is no such folder; take one of these"
             )
         return FolderTokenizer(Path(choice), eod_token)
     if eod_token is not None:
-        raise RecipeError(
+        raise ValueError(
             f"an EOD token is chosen for a tokenizer folder only, got {eod_token!r} for {choice}, "
             f"which has its own; leave it out"
         )
@@ -61,13 +58,10 @@ class ByteTokenizer:
     name = "byte"
     vocab_size = 257
     eod = 256
+    flags = "--tokenizer-type NullTokenizer --vocab-size 257"
 
     def encode(self, text: bytes) -> Ids:
         return np.frombuffer(text, dtype=np.uint8).astype(np.int64)
-
-    def decode(self, ids: Ids) -> bytes:
-        """The bytes of `ids`, without EODs."""
-        return ids[ids < 256].astype(np.uint8).tobytes()
 
 
 class Llama3Tokenizer:
@@ -79,6 +73,7 @@ class Llama3Tokenizer:
     name = "llama3"
     vocab_size = 128_256
     eod = 128_001
+    flags = "--tokenizer-type NullTokenizer --vocab-size 128256 --null-tokenizer-eod-id 128001"
 
     def __init__(self) -> None:
         try:
@@ -87,16 +82,13 @@ class Llama3Tokenizer:
             raise _package_missing("llama3", "quicktok-v1", "llama3") from None
         self._encoding = quicktok.get_encoding("llama3")
         if self._encoding.n_vocab != self.vocab_size:
-            raise RecipeError(
+            raise ValueError(
                 f"the tokenizer llama3 must have {self.vocab_size} tokens, got "
                 f"{self._encoding.n_vocab}; install quicktok-v1 0.4.0"
             )
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return Llama3Tokenizer, ()  # another process loads it anew
-
     def encode(self, text: bytes) -> Ids:
-        # The batch call gives an array instead of a list; one thread, as processes share the work.
+        # The batch call gives an array instead of a list.
         ids, _ = self._encoding.encode_batch([_decoded(text)], 1, with_special=False)
         return np.asarray(ids, dtype=np.int64)
 
@@ -105,24 +97,21 @@ class FolderTokenizer:
     """A HuggingFace tokenizer.json; EOD is what the files beside it call EOS. No download.
 
     Raises:
-        RecipeError: the package tokenizers or a file is missing, or EOD is unknown or plain text.
+        ValueError: the package tokenizers or a file is missing, or EOD is unknown or plain text.
     """
 
     def __init__(self, folder: Path, eod_token: str | None = None) -> None:
-        self._arguments = folder.resolve(), eod_token
+        self.flags = f"--tokenizer-type HuggingFaceTokenizer --tokenizer-model {folder}"
         self.name = folder.resolve().name
         self._tokenizer = _read_tokenizer(folder)
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(ids.values()) + 1
         self.eod = _find_eod(folder, ids, eod_token)
         if self.eod in self.encode(self._tokenizer.id_to_token(self.eod).encode()):
-            raise RecipeError(
+            raise ValueError(
                 f"the EOD must be a special token, which no text can spell, got token {self.eod} "
                 f"of {folder}; name another one with --eod-token"
             )
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return FolderTokenizer, self._arguments  # another process loads it anew
 
     def encode(self, text: bytes) -> Ids:
         encoding = self._tokenizer.encode(_decoded(text), add_special_tokens=False)
@@ -136,14 +125,14 @@ def _read_tokenizer(folder: Path) -> Any:
         raise _package_missing(str(folder), "tokenizers", "huggingface") from None
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise RecipeError(
+        raise ValueError(
             f"a tokenizer must be byte, llama3 or a folder with a tokenizer.json, got {folder} "
             f"and no {path}; check the spelling, or save the tokenizer there"
         )
     try:
         tokenizer = FromFile.from_file(str(path))
     except Exception as error:  # the library raises no narrower class
-        raise RecipeError(
+        raise ValueError(
             f"tokenizer.json must be one that the package tokenizers reads, got {path} ({error}); "
             f"mend the file or install a newer tokenizers"
         ) from None
@@ -170,7 +159,7 @@ def _find_eod(folder: Path, ids: dict[str, int], chosen: str | None) -> int:
         return eod
     if isinstance(eod, str) and eod in ids:
         return ids[eod]
-    raise RecipeError(
+    raise ValueError(
         f"a tokenizer folder must say which one token ends a text (eos_token or eos_token_id in "
         f"its JSON files), got {eod!r} in {folder}; name one of its tokens with --eod-token"
     )
@@ -180,7 +169,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes()) if path.is_file() else {}
     except ValueError as error:
-        raise RecipeError(f"{path} must be JSON, got {error}; mend or remove it") from None
+        raise ValueError(f"{path} must be JSON, got {error}; mend or remove it") from None
     return content if isinstance(content, dict) else {}
 
 
@@ -188,8 +177,8 @@ def _decoded(text: bytes) -> str:
     return text.decode("utf-8", errors="replace")
 
 
-def _package_missing(choice: str, package: str, extra: str) -> RecipeError:
-    return RecipeError(
+def _package_missing(choice: str, package: str, extra: str) -> ValueError:
+    return ValueError(
         f"the tokenizer {choice} needs the package {package}, got none; "
         f"pip install {package}, or megatron-magi[{extra}]"
     )
