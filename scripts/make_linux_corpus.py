@@ -18,15 +18,15 @@ import json
 import lzma
 import re
 import sys
+import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.training.data.text_source import Document, Selection, TextSource
-from megatron_magi.training.process.whole_files import written_whole
-from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.text.documents import Document
 
 TOP = "linux-source-6.1/"
 PATTERNS = ("*.c", "*.h", "*.rst", "*.txt", "*.S", "*.py", "*.sh", "*.pl", "*.rs")
@@ -54,13 +54,11 @@ def main(arguments: list[str] | None = None) -> int:
         chosen = chosen_documents(args.linux)
         version = next(kernel_version(d.text) for d in chosen if d.name == f"{TOP}Makefile")
         texts = without_duplicates(d for d in chosen if not d.name.endswith("Makefile"))
-        with written_whole([args.output]) as (partial,):
-            written = write_json_lines(texts, partial, args.output.suffix == ".xz")
+        partial = args.output.with_name(f".{args.output.name}.partial")
+        written = write_json_lines(texts, partial, args.output.suffix == ".xz")
+        partial.replace(args.output)
     except StopIteration:
         print(f"error: {args.linux} must hold the Makefile of a Linux source tree", file=sys.stderr)
-        return 2
-    except RecipeError as error:
-        print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"Linux {version}: {written.num_documents:,} documents, {written.num_bytes:,} bytes")
     print(f"sha256 of the JSON lines {written.sha256}")
@@ -70,15 +68,33 @@ def main(arguments: list[str] | None = None) -> int:
 
 def chosen_documents(linux: Path) -> list[Document]:
     """The chosen texts and the tree's Makefile, by path, with Debian's folder in front of it."""
-    source = TextSource([linux], Selection((*PATTERNS, "Makefile"), links=False))
-    named = (Document(TOP + d.name.removeprefix(TOP), d.text) for d in source)
+    files = files_of_folder(linux) if linux.is_dir() else files_of_archive(linux)
+    named = (Document(TOP + name.removeprefix(TOP), text) for name, text in files)
     return sorted((d for d in named if is_chosen(d)), key=lambda d: d.name)
+
+
+def files_of_folder(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Regular files below a folder, without links."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            yield path.relative_to(folder).as_posix(), path.read_bytes()
+
+
+def files_of_archive(archive: Path) -> Iterator[tuple[str, bytes]]:
+    """Regular files of a tar archive, without links."""
+    with tarfile.open(archive, "r|*") as members:
+        for member in members:
+            content = members.extractfile(member) if member.isreg() else None
+            if content is not None:
+                yield member.name.removeprefix("./"), content.read()
 
 
 def is_chosen(document: Document) -> bool:
     """Whether a document is the tree's Makefile, or long enough and in the share of the paths."""
-    if document.name.endswith("Makefile"):
-        return document.name == f"{TOP}Makefile"
+    if document.name == f"{TOP}Makefile":
+        return True
+    if b"\0" in document.text or not any(fnmatch(document.name, p) for p in PATTERNS):
+        return False
     place = int(hashlib.sha256(document.name.encode()).hexdigest(), 16) / 2**256
     is_text = len(document.text) >= MIN_BYTES and not document.name.startswith(REGISTER_HEADERS)
     return is_text and place < SHARE

@@ -12,13 +12,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from megatron_magi import HeadShape
+from megatron_magi.compare.differences import Comparison
 from megatron_magi.core.plan import make_attn_plan
 from megatron_magi.training.data.packed_samples import (
     PackedDataset,
     PackedSample,
     mask_of_documents,
 )
-from megatron_magi.training.parity.differences import Comparison
 from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import DataConfig
 from megatron_magi.viz.plan_facts import PER_SEQUENCE, Layouts, compare_layouts, zigzag_layout

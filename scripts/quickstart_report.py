@@ -24,7 +24,9 @@ from quickstart_figures import draw_both, draw_losses, draw_shares, share_facts
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.training.parity.differences import Comparison, RunCurves, compare, read_run
+from megatron_magi.compare.differences import Comparison, RunCurves, compare
+from megatron_magi.compare.read_run import read_run
+from megatron_magi.compare.run_error import RunError
 from megatron_magi.training.process.processes import quiet_megatron
 from megatron_magi.training.recipe.recipe import load_recipe
 from megatron_magi.training.recipe.recipe_error import RecipeError
@@ -53,7 +55,7 @@ def main() -> int:
         comparisons = [compare(run, baseline) for run in (baseline, right, wrong)]
         config = load_recipe(args.recipe)
         gradients = [gradient_error(args.runs / n, args.runs / BASELINE) for n in (RIGHT, WRONG)]
-    except RecipeError as error:
+    except (RecipeError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     trained = did_train(baseline)

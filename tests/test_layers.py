@@ -33,20 +33,33 @@ LAYERS = {
     "core.kernel": [*BASE, "core.mask", "core.plan"],
     "core.runtime": [*BASE, "core"],
     "adapter": [*BASE, "core", "PUBLIC"],
-    "training": [*BASE, "core", "PUBLIC", "adapter"],
+    "compare": ["checks"],
+    "text": ["checks", "adapter.compat"],
+    "training": [*BASE, "core", "PUBLIC", "adapter", "compare"],
     "launcher": [*BASE, "core", "PUBLIC", "adapter", "recipe"],
     "bridge": [*BASE, "core", "PUBLIC", "adapter", "launcher"],
     "huggingface": [*BASE, "core", "PUBLIC"],
     "run": [*BASE, "launcher", "recipe"],
     "magi_attention": [*BASE, "core"],
-    "viz": [*BASE, "core", "training"],
-    "cli": [*BASE, "core", "PUBLIC", "adapter", "training", "viz", *MASK_FUNCTIONS, *JUDGED_JOB],
+    "viz": [*BASE, "core", "compare"],
+    "cli": [
+        *BASE,
+        "core",
+        "PUBLIC",
+        "adapter",
+        "training",
+        "compare",
+        "text",
+        "viz",
+        *MASK_FUNCTIONS,
+        *JUDGED_JOB,
+    ],
 }
 """What each layer may import beside itself; PUBLIC: the names of ``import megatron_magi``."""
 TRAINING_ROOMS = ("recipe", "process", "data", "checkpoint", "estimate", "run")
 """Rooms of training/, lowest first: each may import those before it."""
-ABOVE_THE_RUN = ("parity", "weights")
-"""Rooms that may import all of `TRAINING_ROOMS`, and not each other."""
+ABOVE_THE_RUN = ("weights",)
+"""Rooms that may import all of `TRAINING_ROOMS`."""
 ROOT = PACKAGE.parent
 SUBJECTS = {
     "lib": (),
@@ -62,7 +75,7 @@ WITH_CHECKOUT_PATH = (
     "benchmarks/train/warm_rank.py",
 )
 """Programs that put a checkout of Megatron or torchtitan on Python's path."""
-WITH_MEGATRON = ("adapter", "launcher", "bridge", "training", "run")
+WITH_MEGATRON = ("adapter", "launcher", "bridge", "training", "run", "text")
 
 
 def parse(path: Path) -> ast.Module:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.training.parity.differences import read_run
+from megatron_magi.compare.read_run import read_run
 
 LAST = 50
 

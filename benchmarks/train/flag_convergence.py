@@ -41,12 +41,9 @@ from benchmarks.train.recall_counts import COUNTS
 from benchmarks.train.warm_ranks import Job, WarmRanks
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError, positive
-from megatron_magi.training.parity.baseline import Baseline
-from megatron_magi.training.parity.gradient_errors import gradient_errors
-from megatron_magi.training.parity.positions import POSITIONS, read_positions
-from megatron_magi.training.process.whole_files import partial_folder
-from megatron_magi.training.run import gradient_folder
-from megatron_magi.training.run.steps_file import STEPS, StepRecord
+from megatron_magi.compare.gradient_errors import Baseline, gradient_errors
+from megatron_magi.compare.positions import POSITIONS, read_positions
+from megatron_magi.compare.steps_file import STEPS, StepRecord
 
 SCRIPT = "pretrain_gpt.py"
 CORPUS = ("train.bin", "train.idx", "valid.bin", "valid.idx")
@@ -295,7 +292,7 @@ def validation_losses(folder: Path) -> dict[int, float]:
 
 
 def recipe(run: Run) -> str:
-    """What `compare` reads of a run's model, in the trainer's words."""
+    """What `compare` reads of a run's model."""
     model = {
         "vocab_size": run.flags["vocab-size"] + 1,
         "vocab_multiple": run.flags["make-vocab-size-divisible-by"],
@@ -306,32 +303,23 @@ def recipe(run: Run) -> str:
 
 
 def keep_gradients(folder: Path, saved: Path) -> None:
-    """Write the gradients that Megatron saved as `compare` reads them, and delete what it saved."""
-    import torch
-
-    (path,) = (saved / "wgrads").glob("iter_*/mp_rank_00.pth")
-    (gradients,) = torch.load(path, mmap=True, weights_only=True).values()
-    iteration = int(path.parent.name.removeprefix("iter_"))
-    partial = partial_folder(gradient_folder.gradient_path(folder, iteration))
-    norms = {}
-    for name, gradient in gradients.items():
-        whole = gradient.float().numpy()
-        norms[name] = (tuple(whole.shape), gradient_folder.write_gradient(partial, name, whole))
-    gradient_folder.finish(partial, norms)
+    """Move the gradients that Megatron saved to the run's folder, and delete what else it saved."""
+    shutil.rmtree(folder / "wgrads", ignore_errors=True)
+    shutil.move(saved / "wgrads", folder / "wgrads")
     shutil.rmtree(saved)
 
 
 def compare_gradients(out: Path) -> None:
     """Write every run's gradient_errors.csv, beside the mean of the stock runs, and delete the
     gradients; a deterministic run of ours is measured beside the deterministic stock run."""
-    dumped = {folder.parent for folder in out.glob(f"*/{gradient_folder.FOLDER}")}
+    dumped = {folder.parent for folder in out.glob("*/wgrads")}
     stock = Baseline(tuple(sorted(run for run in dumped if run.name.startswith("te_"))))
     alone = out / flag_cases.DETERMINISTIC_STOCK
     for run in sorted(dumped - {alone}):
         beside = Baseline((alone,)) if run.name == flag_cases.DETERMINISTIC_OURS else stock
         gradient_errors(run, stock.without(run) if run in stock.runs else beside)
     for run in dumped:
-        shutil.rmtree(run / gradient_folder.FOLDER)
+        shutil.rmtree(run / "wgrads")
 
 
 if __name__ == "__main__":

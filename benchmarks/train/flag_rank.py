@@ -20,7 +20,7 @@ from torch import Tensor
 from benchmarks.train import recall_weights
 from benchmarks.train.recall_counts import RecalledTokens
 from megatron_magi import run
-from megatron_magi.training.parity.positions import Bucket, read_positions, write_positions
+from megatron_magi.compare.positions import Bucket, read_positions, write_positions
 
 FOLDER, ENDS, ERROR = "FLAG_RANK_FOLDER", "FLAG_RANK_ENDS", "FLAG_RANK_ERROR"
 """Variables: where measured losses are written, the ends of buckets of positions, and the name of

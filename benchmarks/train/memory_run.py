@@ -30,7 +30,9 @@ Facts = dict[str, Any]
 def pack_documents(prefix: Path, num_tokens: int = 1 << 20) -> None:
     """Random bytes as packed documents, lengths exponential with a mean of 2048."""
     quiet_megatron()
-    from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
+    from megatron_magi.text.documents import Document
+    from megatron_magi.text.pack import pack
+    from megatron_magi.text.tokenizers import ByteTokenizer
 
     rng = np.random.RandomState(0)
     lengths = 1 + rng.exponential(2048, num_tokens // 2048).astype(np.int64)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError
-from megatron_magi.training.parity.positions import Bucket, read_positions
+from megatron_magi.compare.positions import Bucket, read_positions
 
 JUDGED = {"te_a2a": "te", "magi": "te", "right_mask": "te"}
 """Kinds, and the kind that each is compared with."""

@@ -1,11 +1,12 @@
-"""Losses, gradients and speed of runs beside a baseline: PASS or FAIL, and a figure.
+"""Losses, gradients and speed of runs against a baseline: PASS or FAIL, and a figure.
 
-The first RUN is the baseline. A RUN is a folder with the steps.csv that training writes.
+The first RUN is the baseline. A RUN is a folder with what Megatron wrote with --tensorboard-dir,
+and the wgrads of --save-wgrads-interval if gradients are compared; or with a steps.csv.
 Without --noise, differences are held to fixed thresholds, made for fp32. With --noise they are held
-to what rounding alone does: NOISE is the baseline trained once more with a step's samples in
-another order (data.step_order=reversed). With --mean-of, the baseline is the mean of these runs,
-and the noise is each of them beside the mean of the others. docs/training.md says what each gate
-sees.
+to the effect of rounding alone: NOISE is the baseline trained again with another kernel of the same
+precision, or with a step's samples in another order. With --mean-of, the baseline is the mean of
+these runs, and the noise is each of them against the mean of the others. docs/compare.md describes
+each gate.
 Exit code 0: every run passes and every control fails. 1: not so. 2: they cannot be compared.
 
 examples:
@@ -29,12 +30,13 @@ from typing import Any
 
 from megatron_magi.cli.compare_report import NoiseReport, PlainReport
 from megatron_magi.cli.parser import UsageError, add_output_options
-from megatron_magi.training.parity.baseline import Baseline
-from megatron_magi.training.parity.differences import Comparison, Gates, compare, read_run
-from megatron_magi.training.parity.evidence import read_evidence
-from megatron_magi.training.parity.mean_floor import read_mean_floor
-from megatron_magi.training.parity.noise_floor import NoiseGates, read_noise_floor
-from megatron_magi.training.parity.noise_gates import Judged, judge
+from megatron_magi.compare.differences import Comparison, Gates, compare
+from megatron_magi.compare.evidence import read_evidence
+from megatron_magi.compare.gradient_errors import Baseline
+from megatron_magi.compare.mean_floor import read_mean_floor
+from megatron_magi.compare.noise_floor import NoiseGates, read_noise_floor
+from megatron_magi.compare.noise_gates import Judged, judge
+from megatron_magi.compare.read_run import read_run
 
 PLAIN = {
     "first_step": ("first_step", "loss and gradient norm of step 1"),

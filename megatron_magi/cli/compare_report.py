@@ -6,9 +6,9 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from megatron_magi.training.parity.differences import Comparison, RunCurves
-from megatron_magi.training.parity.noise_floor import NoiseFloor
-from megatron_magi.training.parity.noise_gates import GateResult, Judged
+from megatron_magi.compare.differences import Comparison, RunCurves
+from megatron_magi.compare.noise_floor import NoiseFloor
+from megatron_magi.compare.noise_gates import GateResult, Judged
 
 WORDS = {True: "pass", False: "FAIL", None: "skip"}
 
@@ -103,8 +103,8 @@ def run_facts(run: RunCurves, baseline: RunCurves) -> dict[str, Any]:
         "steps": len(run.loss),
         "first_loss": number(run.loss[0]),
         "last_loss": number(run.loss[-1]),
-        "tokens_per_second": speed,
-        "tokens_per_second_per_process": speed / run.num_processes if run.num_processes else None,
+        "tokens_per_second": number(speed),
+        "tokens_per_second_per_process": number(speed / (run.num_processes or math.nan)),
         "num_processes": run.num_processes,
         "speed_ratio": _ratio(run, baseline),
     }
@@ -126,6 +126,8 @@ def speed_lines(runs: list[RunCurves]) -> list[str]:
 
 def _tokens(run: RunCurves) -> str:
     speed, processes = run.median_tokens_per_second, run.num_processes
+    if math.isnan(speed):
+        return "speed not recorded"
     if not processes:
         return f"{speed:,.0f} tokens/s"
     return f"{speed:,.0f} tokens/s, {speed / processes:,.0f} per process on {_processes(processes)}"
@@ -146,7 +148,7 @@ def _processes(num_processes: int) -> str:
 
 def _ratio(run: RunCurves, baseline: RunCurves) -> float | None:
     speed = baseline.median_tokens_per_second
-    return run.median_tokens_per_second / speed if speed else None
+    return number(run.median_tokens_per_second / speed) if speed else None
 
 
 @dataclass(frozen=True)

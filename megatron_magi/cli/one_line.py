@@ -44,9 +44,10 @@ def guarded(program: Callable[[], int | None]) -> int:
         return _stopped(file_error(error))
     except Exception as error:
         # Here, because training imports torch, and help and version need not wait for it.
+        from megatron_magi.compare.run_error import RunError
         from megatron_magi.training.recipe.recipe_error import RecipeError
 
-        if not isinstance(error, RecipeError):
+        if not isinstance(error, (RecipeError, RunError)):
             raise
         return _stopped(str(error))
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from megatron_magi.training.parity.differences import Comparison, Curve
-from megatron_magi.training.parity.noise_gates import Judged
+from megatron_magi.compare.differences import Comparison, Curve
+from megatron_magi.compare.noise_gates import Judged
 from megatron_magi.viz.style import INK, MUTED, new_figure, plain_panel, rank_colors, title
 
 FLOOR = 1e-9

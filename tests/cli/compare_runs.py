@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from megatron_magi.compare.gradient_folder import finish, gradient_path, write_gradient
+from megatron_magi.compare.steps_file import StepRecord
 from megatron_magi.training.process.whole_files import partial_folder
-from megatron_magi.training.run.gradient_folder import finish, gradient_path, write_gradient
-from megatron_magi.training.run.steps_file import StepRecord
 from tests.cli.command import Capture, run
 
 STEPS = 120

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_magi.training.run.gradient_folder import gradient_path
+from megatron_magi.compare.gradient_folder import gradient_path
 from tests.cli.command import Capture, run
 from tests.cli.compare_runs import (
     NOISE,

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_magi.training.process.whole_files import partial_folder
-from megatron_magi.training.run.gradient_folder import (
+from megatron_magi.compare.gradient_folder import (
     finish,
     gradient_path,
     write_gradient,
 )
+from megatron_magi.training.process.whole_files import partial_folder
 from tests.cli.command import Capture, run
 from tests.cli.compare_runs import ODD, PARAMETERS, Write, dump, judge
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_magi.training.parity.mean_floor import read_mean_floor
-from megatron_magi.training.parity.noise_floor import NoiseGates
-from megatron_magi.training.parity.positions import POSITIONS, Bucket, write_positions
-from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.compare.mean_floor import read_mean_floor
+from megatron_magi.compare.noise_floor import NoiseGates
+from megatron_magi.compare.positions import POSITIONS, Bucket, write_positions
+from megatron_magi.compare.run_error import RunError
 from tests.cli.command import Capture, run
 from tests.cli.compare_runs import CURVE, STEPS, write_beside_curve
 
@@ -103,21 +103,21 @@ def test_the_first_steps_alone(tmp_path: Path, capsys: Capture) -> None:
 
 def test_what_has_no_mean_is_refused(tmp_path: Path) -> None:
     first, second, third = three(tmp_path)
-    with pytest.raises(RecipeError, match="two runs or more"):
+    with pytest.raises(RunError, match="two runs or more"):
         read_mean_floor([first, first], NoiseGates())
     shorter = write_beside_curve(tmp_path, "shorter", noisy(4), steps=STEPS - 10)
-    with pytest.raises(RecipeError, match=r"same steps.*others in shorter than in p2p"):
+    with pytest.raises(RunError, match=r"same steps.*others in shorter than in p2p"):
         read_mean_floor([first, shorter], NoiseGates())
     floor = read_mean_floor([first, second, shorter], NoiseGates(), STEPS - 10)
     assert len(floor.baseline.curves.loss) == STEPS - 10
     same = write_beside_curve(tmp_path, "same", noisy(1))
-    with pytest.raises(RecipeError, match="equal losses"):
+    with pytest.raises(RunError, match="equal losses"):
         read_mean_floor([first, second, same], NoiseGates())
     broken = write_beside_curve(tmp_path, "broken", np.where(np.arange(STEPS) == 3, np.nan, 0.0))
-    with pytest.raises(RecipeError, match=r"finite.*in broken"):
+    with pytest.raises(RunError, match=r"finite.*in broken"):
         read_mean_floor([first, broken], NoiseGates())
     (third / POSITIONS).write_text("iteration,first\n1,2\n")
-    with pytest.raises(RecipeError, match="columns iteration, first, end and loss"):
+    with pytest.raises(RunError, match="columns iteration, first, end and loss"):
         read_mean_floor([first, third], NoiseGates())
 
 

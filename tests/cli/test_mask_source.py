@@ -98,7 +98,9 @@ def test_viz_draws_a_prefix(capsys: Capture) -> None:
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> str:
     pytest.importorskip("megatron.core")
-    from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
+    from megatron_magi.text.documents import Document
+    from megatron_magi.text.pack import pack
+    from megatron_magi.text.tokenizers import ByteTokenizer
 
     prefix = tmp_path_factory.mktemp("packed") / "corpus"
     lengths = [40 + 37 * i % 300 for i in range(40)]

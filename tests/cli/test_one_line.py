@@ -108,7 +108,7 @@ CASES = [
     ("viz --cp 2 --lengths 64 --format svg --out afile", "got File exists: afile"),
     ("compare run cut", "must be text with a line for each iteration"),
     ("compare cut run", "a steps.csv must have the columns and numbers"),
-    ("compare folder folder", "must have a steps.csv, got none in folder"),
+    ("compare folder folder", "must have a steps.csv or TensorBoard events, got none in folder"),
     ("weights import none --print-recipe", "needs config.json, got none in none"),
     ("weights export none --out o", "an export needs a whole checkpoint, got none in none"),
     ("weights export none --out o --file-gib nan", "--file-gib must be above 0, got nan"),

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
-from megatron_magi.training.parity.differences import read_run
+from megatron_magi.compare.read_run import read_run
+from tests.training.small_corpus import ByteTokenizer, Document, pack
 
 ROOT = Path(__file__).parents[2]
 NODE, SLURM = ROOT / "scripts" / "launch_node.sh", ROOT / "scripts" / "train_slurm.sh"

@@ -90,6 +90,6 @@ def test_what_is_no_linux_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "in" / "a.c").write_text(text_of("a"))
     assert load().main([str(tmp_path / "in"), str(tmp_path / "out.jsonl")]) == 2
     assert "must hold the Makefile of a Linux source tree" in capsys.readouterr().err
-    assert load().main([str(tmp_path / "nowhere"), str(tmp_path / "out.jsonl")]) == 2
-    assert "does not exist" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError):
+        load().main([str(tmp_path / "nowhere"), str(tmp_path / "out.jsonl")])
     assert [p.name for p in tmp_path.iterdir()] == ["in"]

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
-from megatron_magi.training.parity.differences import compare, read_run
+from megatron_magi.compare.differences import compare
+from megatron_magi.compare.read_run import read_run
+from tests.training.small_corpus import ByteTokenizer, Document, pack
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "own_trainer" / "tiny_llama_cpu.yaml"

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
+from tests.training.small_corpus import ByteTokenizer, Document, pack
 
 pytest.importorskip("matplotlib")
 ROOT = Path(__file__).parents[2]

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_magi.training.data import corpus
-from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 from tests.megatron_worker import run_jobs_of
+from tests.training.small_corpus import ByteTokenizer, Document, pack
 
 JOBS = Path(__file__).parent / "training_jobs.py"
 WORKER_TIMEOUT_S = 280
@@ -60,10 +59,3 @@ def run_training_jobs(
 ) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
     """Run jobs of training_jobs.py and return their results by name."""
     return lambda jobs: run_jobs_of(JOBS, jobs, tmp_path_factory.mktemp("jobs"), WORKER_TIMEOUT_S)
-
-
-@pytest.fixture
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pool for a few bytes."""
-    monkeypatch.setattr(corpus, "BATCH_BYTES", 64)
-    monkeypatch.setattr(corpus, "POOL_FROM_BATCHES", 2)

@@ -6,9 +6,9 @@ import csv
 from pathlib import Path
 from typing import Any
 
+from megatron_magi.compare.steps_file import StepRecord
 from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import DataConfig, LogConfig
-from megatron_magi.training.run.steps_file import StepRecord
 
 
 def record(

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from megatron_magi.cli import main
-from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 from megatron_magi.training.data.index_file import START
 from megatron_magi.training.data.packed_samples import PackedDataset
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.recipe.run_values import DataConfig
+from tests.training.small_corpus import ByteTokenizer, Document, pack
 
 EOD, VOCAB = 256, 257
 NUM_DOCUMENTS = 60
@@ -260,15 +260,11 @@ def test_a_dry_run_knows_the_vocabulary(tmp_path: Path, corpus: dict[str, bytes]
         dry_run(build_config([omegaconf.OmegaConf.create(plain)]))
 
 
-@pytest.mark.parametrize("stats", ["{", "[]", "{}", '{"eod_token": null}'])
 def test_commands_say_it_in_a_line(
-    tmp_path: Path, corpus: dict[str, bytes], capsys: pytest.CaptureFixture[str], stats: str
+    tmp_path: Path, corpus: dict[str, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     prefix = damaged(tmp_path, corpus, "idx", version(99), 0)
     command = ["plan", "--data", str(prefix), "--seq-length", "64", "--cp", "2"]
     assert main(command) == 2
-    Path(f"{prefix}.json").write_text(stats)
-    assert main(command) == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("error: packed data must be as it was written")
-    assert second.startswith(f"error: {prefix}.json must be what megatron-magi data writes")
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: packed data must be as it was written")

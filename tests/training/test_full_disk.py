@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import csv
-import errno
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from megatron_magi.training.data.corpus import ByteTokenizer, Document, pack
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.recipe.run_config import RunConfig
 from megatron_magi.training.recipe.run_values import DataConfig, LogConfig
@@ -168,34 +165,3 @@ def test_a_resumed_log_loses_no_line_to_a_full_disk(
     with RunLog(config(tmp_path), True, after_iteration=12):
         pass
     assert path.read_bytes() == before
-
-
-@needs_full
-@pytest.mark.parametrize("suffix", ["bin", "idx", "documents", "json"])
-def test_a_full_disk_under_any_file_leaves_the_old_corpus(tmp_path: Path, suffix: str) -> None:
-    prefix = tmp_path / "c"
-    pack([Document("a", b"text")], prefix, ByteTokenizer())
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    (tmp_path / f".c.{suffix}.{os.getpid()}.partial").symlink_to(FULL)
-    with pytest.raises(RecipeError) as error:
-        pack([Document("b", b"other" * 9999)], prefix, ByteTokenizer())
-    assert f"No space left on device in {tmp_path} (" in str(error.value)
-    assert str(error.value).endswith("choose another place; what was there before is as it was")
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
-
-
-@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
-def test_a_read_only_folder_is_refused_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def refused(path: Path) -> None:
-        raise OSError(number, os.strerror(number), str(path))
-
-    def never() -> Iterator[Document]:
-        raise AssertionError("a text was read")
-        yield
-
-    monkeypatch.setattr(Path, "touch", refused)
-    with pytest.raises(RecipeError, match=r"writing c\.bin needs room and a folder that it can"):
-        pack(never(), tmp_path / "c", ByteTokenizer())
-    assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_magi.training.run.gradient_folder import (
+from megatron_magi.compare.gradient_folder import (
     dumped_iterations,
     gradient_path,
     read_gradient,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from megatron_magi.training.run.log import RunLog, magi_line, validation_line
-from megatron_magi.training.run.steps_file import read_steps
+import pytest
+
+from megatron_magi.compare.steps_file import read_steps
+from megatron_magi.training.run.log import RunLog, magi_line, steps_until, validation_line
 from tests.training.step_records import config, record, rows
 
 
@@ -58,3 +60,22 @@ def test_an_unknown_mfu_is_an_empty_cell(tmp_path: Path) -> None:
         log.step(record(1))
         log.step(record(2, mfu=0.5))
     assert [row["mfu"] for row in read_steps(tmp_path / "run" / "steps.csv")] == ["", "0.5"]
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "steps.csv"
+    path.write_text(text)
+    return path
+
+
+def test_lines_end_at_an_iteration_by_its_number(tmp_path: Path) -> None:
+    path = written(tmp_path, "iteration,lm_loss\n" + "".join(f"{i},2.0\n" for i in range(1, 12)))
+    kept = steps_until(path, 9)
+    assert [row["iteration"] for row in kept] == [str(i) for i in range(1, 10)]
+    assert steps_until(path, 0) == []
+
+
+@pytest.mark.parametrize("last", ["12", "12,2.", ",2.0,1.0", "x,2.0,1.0", "-1,2.0,1.0", "1.5,2,1"])
+def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path, last: str) -> None:
+    path = written(tmp_path, f"iteration,lm_loss,mfu\n11,2.0,0.5\n{last}")
+    assert [row["iteration"] for row in steps_until(path, 100)] == ["11"]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_magi.training.parity.differences import Comparison, Gates
+from megatron_magi.compare.differences import Comparison, Gates
 from megatron_magi.viz.curves_figure import FAILED, FLOOR, curves_figure
-from tests.training.evidence import curves
+from tests.compare.evidence import curves
 
 pytest.importorskip("matplotlib", reason="draws")
 

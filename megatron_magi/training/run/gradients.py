@@ -21,16 +21,16 @@ from torch import Tensor
 
 from megatron_magi.adapter.init import named_global_parameters, num_stacked, sliced_dim
 from megatron_magi.adapter.model_chunks import model_chunks
-from megatron_magi.training.process.rank_0 import from_rank_0
-from megatron_magi.training.process.whole_files import partial_folder
-from megatron_magi.training.recipe.recipe_error import RecipeError
-from megatron_magi.training.recipe.run_config import RunConfig
-from megatron_magi.training.run.gradient_folder import (
+from megatron_magi.compare.gradient_folder import (
     finish,
     forget_gradients,
     gradient_path,
     write_gradient,
 )
+from megatron_magi.training.process.rank_0 import from_rank_0
+from megatron_magi.training.process.whole_files import partial_folder
+from megatron_magi.training.recipe.recipe_error import RecipeError
+from megatron_magi.training.recipe.run_config import RunConfig
 
 Norms = dict[str, tuple[tuple[int, ...], float]]
 """Shape and L2 norm by parameter."""

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from megatron_magi.adapter.fused.parts import choose_parts
+from megatron_magi.compare.steps_file import STEPS, StepRecord, read_steps
 from megatron_magi.training.data.packed_samples import PackedDataset
 from megatron_magi.training.process.whole_files import cannot_write, written_whole
 from megatron_magi.training.recipe.recipe import to_yaml
 from megatron_magi.training.recipe.run_config import RunConfig
-from megatron_magi.training.run.steps_file import STEPS, StepRecord, steps_until
 
 TAGS = {
     "lm_loss": "lm loss",
@@ -244,3 +244,14 @@ class RunLog:
         if self.has_bar:
             sys.stderr.write("\r\033[K")
             sys.stderr.flush()
+
+
+def steps_until(path: Path, iteration: int) -> list[dict[str, str]]:
+    """Lines of the iterations up to this one, without a line that a kill or a full disk cut off."""
+    return [
+        row
+        for row in read_steps(path)
+        if None not in row.values()
+        and row.get("iteration", "").isdecimal()
+        and int(row["iteration"]) <= iteration
+    ]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_magi.compare.steps_file import StepRecord
 from megatron_magi.training.checkpoint.checkpoint import (
     TrainingState,
     parameters_gathered,
@@ -34,7 +35,6 @@ from megatron_magi.training.run.microbatch import microbatch_streams
 from megatron_magi.training.run.model import build_model, build_optimizer, transformer_config
 from megatron_magi.training.run.overwrite import check_overwrite
 from megatron_magi.training.run.step import BatchSums, StepSchedule, TrainingStopped
-from megatron_magi.training.run.steps_file import StepRecord
 from megatron_magi.training.run.validation import Validation
 
 

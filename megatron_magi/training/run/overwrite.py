@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from megatron_magi.compare.steps_file import STEPS, read_steps
 from megatron_magi.training.checkpoint.checkpoint_folder import choose_checkpoint
 from megatron_magi.training.recipe.recipe import to_yaml
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.recipe.run_config import RunConfig
-from megatron_magi.training.run.steps_file import STEPS, read_steps
 
 
 def check_overwrite(config: RunConfig) -> None:

@@ -20,11 +20,12 @@ from benchmarks.train import code_corpus, flag_cases, flag_convergence, flag_mas
 from benchmarks.train.warm_ranks import Job, Outcome
 from megatron_magi import masks
 from megatron_magi.cli.parser import UsageError
+from megatron_magi.compare.gradient_errors import read_errors
+from megatron_magi.compare.model_facts import read_recipe_facts
+from megatron_magi.compare.positions import Bucket, write_positions
+from megatron_magi.compare.read_run import read_run
+from megatron_magi.compare.wgrads import read_wgrads
 from megatron_magi.launcher.documents import MaskRequest
-from megatron_magi.training.parity.differences import read_run
-from megatron_magi.training.parity.evidence import read_recipe_facts
-from megatron_magi.training.parity.gradient_errors import read_errors
-from megatron_magi.training.parity.positions import Bucket, write_positions
 
 ROOT = Path(__file__).parents[3]
 LENGTH = 1024
@@ -199,9 +200,9 @@ def test_gradients_that_megatron_saved_are_kept(tmp_path: Path) -> None:
     state = {"model_chunk0": {"embedding.weight": torch.ones(3, 2), "bias": torch.zeros(4)}}
     torch.save(state, saved / "mp_rank_00.pth")
     flag_convergence.keep_gradients(tmp_path / "run", tmp_path / "work")
-    folder = tmp_path / "run" / "gradients" / "iter_0000201"
-    assert np.load(folder / "embedding.weight.npy").tolist() == [[1.0, 1.0]] * 3
-    assert json.loads((folder / "index.json").read_text())["shapes"]["bias"] == [4]
+    found = read_wgrads(tmp_path / "run", 201)
+    assert found["embedding.weight"][0].tolist() == [[1.0, 1.0]] * 3
+    assert found["bias"][0].shape == (4,)
     assert not (tmp_path / "work").exists()
 
 
@@ -218,7 +219,7 @@ def test_deterministic_gradients_are_measured_beside_deterministic_stock(tmp_pat
     errors = {n: read_errors(tmp_path / n)[0].relative_error for n in values if "ic_te" not in n}
     wanted = {"te_p2p": 2 / 3, "te_a2a": 2.0, "magi": 0.25, "magi_deterministic": 0.25}
     assert errors == pytest.approx(wanted)
-    assert not list(tmp_path.glob("*/gradients"))
+    assert not list(tmp_path.glob("*/wgrads"))
 
 
 @pytest.fixture

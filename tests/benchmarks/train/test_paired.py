@@ -11,9 +11,9 @@ import pytest
 from benchmarks.train import distances, flag_cases, flag_masks, paired
 from megatron_magi import masks
 from megatron_magi.cli.parser import UsageError
+from megatron_magi.compare.positions import Bucket, write_positions
 from megatron_magi.launcher.documents import MaskRequest
 from megatron_magi.launcher.flags import MaskFunction
-from megatron_magi.training.parity.positions import Bucket, write_positions
 
 RECORDS = Path(__file__).parents[3] / "benchmarks" / "records"
 BUCKETS = [Bucket(300, 0, 512), Bucket(300, 512, 2048), Bucket(300, 2048, 8192)]

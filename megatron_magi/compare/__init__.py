@@ -1,0 +1,1 @@
+"""Comparison of training runs: curves, gradients, and the effect of rounding alone."""

@@ -1,0 +1,194 @@
+"""Measures how far a run's dumped gradients are from a baseline's, and keeps the errors as CSV.
+
+RUN/gradient_errors.csv is small, while dumps have gigabytes. A comparison reads it if the dumps of
+the run or of its baseline are gone.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import get_type_hints
+
+import numpy as np
+
+from megatron_magi.compare import gradient_folder
+from megatron_magi.compare.differences import Curve
+from megatron_magi.compare.gradient_folder import ERRORS, blocks
+from megatron_magi.compare.run_error import RunError
+from megatron_magi.compare.wgrads import (
+    Gradient,
+    Pieces,
+    joined,
+    read_wgrads,
+    saved_iterations,
+    without_tied_output,
+)
+
+THREADS = 8
+"""Parameters measured at a time; each takes about 100 MB."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The folders of one run, or of several whose mean is the baseline."""
+
+    runs: tuple[Path, ...]
+    """One or more, each with the steps.csv of a run."""
+
+    @property
+    def name(self) -> str:
+        """As reports and gradient_errors.csv call it."""
+        names = [run.name for run in self.runs]
+        return names[0] if len(names) == 1 else f"mean of {', '.join(sorted(names))}"
+
+    def without(self, run: Path) -> Baseline:
+        """The other runs."""
+        return Baseline(tuple(other for other in self.runs if other != run))
+
+
+@dataclass(frozen=True)
+class GradientError:
+    """The error of a parameter's gradient; a line of the CSV."""
+
+    iteration: int
+    parameter: str
+    norm: float
+    """L2 norm of the run's gradient."""
+    baseline_norm: float
+    relative_error: float
+    """||g - g_ref|| / ||g_ref||; 0 if both are 0, infinite if only g_ref is."""
+    baseline: str
+    """Name of the baseline run."""
+
+
+def gradient_errors(run: Path, baseline: Baseline) -> list[GradientError]:
+    """Errors of every iteration that the run and all of the baseline dumped.
+
+    They are measured from the dumps, parameter by parameter, and written to the run's CSV. Those of
+    iterations whose dumps are gone are read from that CSV.
+
+    Raises:
+        RunError: other parameters than the baseline's, or a CSV measured against another run.
+    """
+    dumped = set.intersection(*(_dumped(each) for each in (run, *baseline.runs)))
+    known = [e for e in read_errors(run) if e.iteration not in dumped]
+    others = {e.baseline for e in known} - {baseline.name}
+    if others:
+        raise RunError(
+            f"{run / ERRORS} must hold errors against {baseline.name}, got {sorted(others)[0]}; "
+            f"compare where both runs' gradients are, or take that baseline"
+        )
+    measured = [e for i in sorted(dumped) for e in _measure(run, baseline, i)]
+    errors = sorted([*known, *measured], key=lambda e: e.iteration)
+    if measured:
+        _write(run, errors)
+    return errors
+
+
+def read_errors(run: Path) -> list[GradientError]:
+    """The errors in a run's CSV; none if there is no CSV.
+
+    Raises:
+        RunError: a comparison did not write it like this.
+    """
+    path = run / ERRORS
+    if not path.is_file():
+        return []
+    try:
+        with path.open(newline="") as file:
+            return [_error_of(row) for row in csv.DictReader(file)]
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:  # no such column, a cut line or no number
+        raise RunError(
+            f"{ERRORS} must have the columns and numbers that a comparison writes, got {error!r} "
+            f"in {path}; remove it, and compare where the gradients are"
+        ) from None
+
+
+def _error_of(row: dict[str, str]) -> GradientError:
+    """Files of 2026 have "reference" in the names of two columns."""
+    row = {name.replace("reference", "baseline"): text for name, text in row.items()}
+    kinds = get_type_hints(GradientError)
+    return GradientError(**{name: kind(row[name]) for name, kind in kinds.items()})
+
+
+def _dumped(run: Path) -> set[int]:
+    return {*gradient_folder.dumped_iterations(run), *saved_iterations(run)}
+
+
+def _read(run: Path, iteration: int) -> Pieces:
+    if iteration in saved_iterations(run):
+        return read_wgrads(run, iteration)
+    names = gradient_folder.read_shapes(run, iteration)
+    return {name: [gradient_folder.read_gradient(run, iteration, name)] for name in names}
+
+
+def _measure(run: Path, baseline: Baseline, iteration: int) -> list[GradientError]:
+    folders = (run, *baseline.runs)
+    found = [_read(folder, iteration) for folder in folders]
+    if len({str(_shapes(pieces)) for pieces in found}) > 1:  # other layouts, perhaps
+        found = [joined(pieces) for pieces in found]
+    if len({len(pieces) for pieces in found}) > 1:
+        found = [without_tied_output(pieces) for pieces in found]
+    ours, *others = map(_shapes, found)
+    for each, expected in zip(baseline.runs, others, strict=True):
+        if ours != expected:
+            other = sorted(n for n in ours | expected if ours.get(n) != expected.get(n))
+            raise RunError(
+                f"gradients to compare must be of one model, got another {other[0]} in iteration "
+                f"{iteration} of {run.name} than in {each.name}; train them with one recipe"
+            )
+    norms = partial(_norms, found)
+    with ThreadPoolExecutor(THREADS) as pool:  # gigabytes; numpy releases the interpreter's lock
+        measured = list(pool.map(norms, ours))
+    return [
+        GradientError(iteration, n, *of, baseline.name)
+        for n, of in zip(ours, measured, strict=True)
+    ]
+
+
+def _shapes(pieces: Pieces) -> dict[str, list[tuple[int, ...]]]:
+    return {name: [part.shape for part in parts] for name, parts in pieces.items()}
+
+
+def _norms(found: list[Pieces], name: str) -> tuple[float, float, float]:
+    """Norm of the first run's gradient and of the others' mean, and its relative error."""
+    squares = np.zeros(3)
+    for gradients in zip(*(pieces[name] for pieces in found), strict=True):
+        squares += _squares(gradients)
+    norm, baseline_norm, gap_norm = (float(x) for x in np.sqrt(squares))
+    unequal = math.inf if gap_norm else 0.0
+    return norm, baseline_norm, gap_norm / baseline_norm if baseline_norm else unequal
+
+
+def _squares(gradients: Sequence[Gradient]) -> Curve:
+    squares = np.zeros(3)
+    for ours, *others in blocks(*gradients):
+        theirs = np.mean(others, axis=0)
+        gap = ours - theirs
+        squares += [np.dot(ours, ours), np.dot(theirs, theirs), np.dot(gap, gap)]
+    return squares
+
+
+def _write(run: Path, errors: list[GradientError]) -> None:
+    unfinished = run / f".{ERRORS}.partial"
+    try:
+        with unfinished.open("w", newline="") as file:
+            rows = csv.DictWriter(file, [f.name for f in fields(GradientError)])
+            rows.writeheader()
+            rows.writerows(asdict(e) for e in errors)
+        unfinished.replace(run / ERRORS)
+    except OSError as error:
+        raise RunError(
+            f"writing {ERRORS} needs room and a folder that can be written, got {error}; make "
+            f"room, or copy the run"
+        ) from error

@@ -1,0 +1,1 @@
+"""Text files, tokenizers, and packing into Megatron's indexed data."""

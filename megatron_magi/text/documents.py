@@ -1,0 +1,117 @@
+"""Reads documents of text files, folders and JSON lines, one at a time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text and where it comes from."""
+
+    name: str
+    text: bytes
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Files of folders that are taken, and where a new document begins."""
+
+    include: Sequence[str] = ("*",)
+    """Patterns of file names in folders."""
+    exclude: Sequence[str] = ()
+    """Patterns of names of files and folders that are left out."""
+    json_key: str = "text"
+    """Key of the text in the object on a line of JSON."""
+    split: str | None = None
+    """Regular expression; a line that it matches at its start begins a new document."""
+
+
+def read_documents(inputs: Sequence[Path], selection: Selection) -> Iterator[Document]:
+    """Documents of all inputs; a folder is walked in sorted order, links to folders are not.
+
+    A file is one document, a .jsonl file one per line. Files with a NUL byte are binary and left
+    out, and so are texts of white space.
+
+    Raises:
+        ValueError: an input does not exist, a line has no text, or `split` is no expression.
+    """
+    starts = _starts(selection.split)
+    for root in inputs:
+        for path in _files(root, selection):
+            name = path.relative_to(root).as_posix() if path != root else path.name
+            for document in _read_file(path, name, selection.json_key):
+                yield from _split(document, starts)
+
+
+def _files(root: Path, selection: Selection) -> Iterator[Path]:
+    if root.is_file():
+        yield root
+    elif root.is_dir():
+        yield from _walk(root, selection)
+    else:
+        raise ValueError(
+            f"an input must be a file or a folder, got {root}, which does not exist; check the path"
+        )
+
+
+def _walk(folder: Path, selection: Selection) -> Iterator[Path]:
+    for entry in sorted(folder.iterdir()):
+        if _matches(entry.name, selection.exclude):
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            yield from _walk(entry, selection)
+        elif entry.is_file() and _matches(entry.name, selection.include):
+            yield entry
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
+def _read_file(path: Path, name: str, key: str) -> Iterator[Document]:
+    if path.suffix != ".jsonl":
+        text = path.read_bytes()
+        if b"\0" not in text:
+            yield Document(name, text)
+        return
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield Document(f"{name}:{number}", _json_text(line, key, f"{path} line {number}"))
+
+
+def _json_text(line: bytes, key: str, where: str) -> bytes:
+    try:
+        text = json.loads(line)[key]
+        if isinstance(text, str):
+            return text.encode("utf-8", errors="replace")
+    except (ValueError, LookupError, TypeError):
+        pass
+    raise ValueError(
+        f'a line of a .jsonl file must be an object with a text in "{key}", got {line[:60]!r} in '
+        f"{where}; mend or remove the line, or name another key"
+    )
+
+
+def _starts(split: str | None) -> re.Pattern[bytes] | None:
+    try:
+        return re.compile(f"^(?:{split})".encode(), re.MULTILINE) if split else None
+    except re.error as error:
+        raise ValueError(
+            f"--split must be a regular expression, got {split!r} ({error}); mend it"
+        ) from None
+
+
+def _split(document: Document, starts: re.Pattern[bytes] | None) -> Iterator[Document]:
+    cuts = [m.start() for m in starts.finditer(document.text) if m.start()] if starts else []
+    ends = [*cuts, len(document.text)]
+    for number, (begin, end) in enumerate(zip([0, *cuts], ends, strict=True), start=1):
+        text = document.text[begin:end]
+        if text.strip():
+            yield Document(f"{document.name}#{number}" if cuts else document.name, text)

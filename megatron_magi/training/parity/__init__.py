@@ -1,1 +1,0 @@
-"""Compares runs: curves, gradients, and the effect of rounding alone."""
