@@ -50,6 +50,7 @@ class NoKernel(Unprepared):
     """An AttnBackend that makes room for its results and does nothing."""
 
     name = "none"
+    adds_atomically = False
 
     def forward(
         self,

@@ -9,6 +9,7 @@ order, medians:
   forward    one launch
   backward   one launch, which computes delta itself and writes dq in 16 bits
   stages     the backward in the plan's stages: delta, then each stage adds to dq in fp32
+  beside     the same, with the stages on received keys on another stream beside the one on own keys
 and the whole mask on the GPU, divided by the number of ranks. A rank's gradients are not compared
 here; tests/core/runtime does that.
 """
@@ -22,6 +23,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from benchmarks.lib.record import describe
 from megatron_magi import AttnMask, HeadShape, MagiConfig
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError
+from megatron_magi.core.cuda.side_stream import side_stream
 from megatron_magi.core.kernel.backend import AttnBackend, AttnCall, GradCall
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
@@ -47,14 +50,18 @@ WARM_TURNS = 2
 BUSY_CYCLES = 3_000_000
 """The GPU waits so long, about 1.5 ms, while the host enqueues a call."""
 
+LATE_CYCLES = 4_000_000
+"""About 2 ms, after which the rows of the first remote stage have arrived."""
+
 Calls = dict[str, Callable[[], object]]
 
 
 class Rank:
     """The kernel calls of one rank, on random tensors."""
 
-    def __init__(self, kernel: AttnBackend, tokens: int) -> None:
+    def __init__(self, kernel: AttnBackend, tokens: int, own_first: bool = False) -> None:
         self.kernel, h, d = kernel, HEADS.num_heads_q, HEADS.head_dim
+        self.own_first = own_first
         self.q, self.dout, self.out = (_random(tokens, h, d) for _ in range(3))
         self.lse = torch.full((tokens, h), 8.0, device="cuda")
 
@@ -71,16 +78,22 @@ class Rank:
         """The backward in stages, own keys last."""
         own, *remote = (self._call(stage) for stage in stages if len(stage.slices))
 
-        def run() -> None:
+        def run(beside: bool) -> None:
             delta = self.kernel.delta(self.out, self.dout, torch.float32)
             dq = torch.zeros_like(self.q, dtype=torch.float32)
             grad = GradCall(self.dout, self.lse, delta, dq=dq)
-            kept = [self.kernel.backward(call, grad) for call in remote]
+            other = side_stream(self.q.device)
+            with other.current() if beside else nullcontext():
+                if beside and self.own_first:  # as rows that are still under way
+                    torch.cuda._sleep(LATE_CYCLES)
+                kept = [self.kernel.backward(call, grad) for call in remote]
             _, *sums = self.kernel.backward(own, grad)
+            if beside:
+                other.join()
             dq.to(self.q.dtype), *(x.to(self.q.dtype) for x in sums)
             del kept
 
-        return {"stages": run}
+        return {"stages": lambda: run(False), "beside": lambda: run(True)}
 
     def _call(self, stage: StagePlan) -> AttnCall:
         k, v = (_random(stage.num_keys, HEADS.num_heads_kv, HEADS.head_dim) for _ in range(2))
@@ -115,7 +128,7 @@ def measure(name: str, tokens: int, args: argparse.Namespace) -> dict[str, Any]:
     kernel = select_backend("cuda", torch.device("cuda", 0), torch.bfloat16)
     calls: Calls = {}
     for number in range(args.ranks):
-        rank = Rank(kernel, plan.layout.num_local_tokens)
+        rank = Rank(kernel, plan.layout.num_local_tokens, args.own_first)
         found = rank.at_once(one.rank_plan(number).stages[0])
         found |= rank.staged(plan.rank_plan(number).stages)
         calls |= {f"{number} {what}": call for what, call in found.items()}
@@ -146,7 +159,7 @@ def timed(calls: Calls, turns: int) -> dict[str, float]:
 def line(row: dict[str, Any]) -> str:
     """Slowest over mean rank, and half of one GPU over the slowest, for the screen."""
     shown = [f"{row['mask']:20s} {row['tokens']:6d} tiles {row['imbalance']:.3f}"]
-    names = ("forward", "backward", "stages")
+    names = ("forward", "backward", "stages", "beside")
     for what in [name for name in names if f"0 {name}" in row.get("ms", ())]:
         ms = [row["ms"][f"{rank} {what}"] for rank in range(row["ranks"])]
         alone = row["ms"]["one forward" if what == "forward" else "one backward"]
@@ -193,6 +206,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--tokens", type=_lengths, default="4096,8192,16384", help="of every rank")
     made.add_argument("--ranks", type=at_least(1), default=2)
     made.add_argument("--overlap-degree", type=at_least(1), help="default: as planned")
+    made.add_argument(
+        "--own-first", action="store_true", help="beside: the stage on own keys runs 2 ms before"
+    )
     made.add_argument("--turns", type=at_least(1), default=10)
     made.add_argument("--dry", action="store_true", help="plan, without a GPU")
     made.add_argument("--record", type=Path, help="write a JSON record")

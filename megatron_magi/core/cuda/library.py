@@ -68,6 +68,13 @@ class CudaLibrary:
         if code != 0:
             raise CudaKernelError(f"magi_wait_event failed with code {code}")
 
+    def follow(self, later: int, earlier: int, event: int) -> None:
+        """Let later work on one stream wait for earlier work on another; handles, and that of an
+        event to use for it."""
+        code = self.handle.magi_follow(c_void_p(later), c_void_p(earlier), c_void_p(event))
+        if code != 0:
+            raise CudaKernelError(f"magi_follow failed with code {code}")
+
     def is_done(self, event: int) -> bool:
         """Whether an event has been reached; any thread may ask, also while another one captures a
         CUDA graph."""

@@ -76,6 +76,8 @@ class AttnBackend(Protocol):
     """
 
     name: str
+    adds_atomically: bool
+    """Whether two backward calls on different streams may add to one dq at the same time."""
     finds_max_logits: bool
     """Whether the forward takes AttnCall.max_logits."""
 

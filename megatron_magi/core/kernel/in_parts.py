@@ -32,6 +32,7 @@ from megatron_magi.core.kernel.slice_parts import Part, slice_parts
 class InParts(Unprepared, ABC):
     """Forward and backward of a call from those of its parts, which a subclass computes."""
 
+    adds_atomically = False
     finds_max_logits = False
     delta = staticmethod(row_delta)
 

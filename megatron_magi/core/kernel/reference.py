@@ -52,6 +52,7 @@ class ReferenceBackend(Unprepared):
     """The protocol ``AttnBackend`` in PyTorch; bit-identical from run to run on one machine."""
 
     name = "reference"
+    adds_atomically = False
     finds_max_logits = True
     delta = staticmethod(row_delta)
 

@@ -58,6 +58,9 @@ class Feed:
         self.between: Callable[[], None] = lambda: None
         """Called when the next stage's fetch has begun, before this stage's rows are waited for."""
         self.travelling = self._fetch(0)
+        self.held: PendingCast | PendingNodeCast | None = None
+        """The first fetch, if stages run on another stream than the one that it was begun on: the
+        memory belongs to that stream."""
 
     def _fetch(self, i: int) -> PendingCast | PendingNodeCast | None:
         if i == len(self.stages) or self.kept or (cast := self.stages[i].cast) is None:

@@ -6,15 +6,21 @@ T local tokens, H query heads, G key/value heads, D head_dim of queries and keys
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
 import torch
 from torch import Tensor
 
 from megatron_magi.core.comm.group_reduce import Arriving, add_partials
 from megatron_magi.core.comm.node_cast import reduce_rows
+from megatron_magi.core.comm.prepared_cast import PreparedCast
 from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
 from megatron_magi.core.comm.rows import head_start
 from megatron_magi.core.comm.transport_choice import transport_of_reduces
+from megatron_magi.core.cuda.side_stream import side_stream
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, Gradients, Pair, acc_dtype
+from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
 from megatron_magi.core.runtime.kept_keys import KeptKeys
 from megatron_magi.core.runtime.prepared import PreparedStage
 from megatron_magi.core.runtime.stage_work import Feed, Inputs, OutGrads, StageWork
@@ -31,15 +37,22 @@ def staged_backward(
         kept: the keys and values that the forward received; None: they are fetched again.
     """
     q, k, v = qkv
-    feed = Feed(work, work.ready.backward, k, v, kept)
+    *remote, own = work.ready.backward
+    ahead = _may_run_ahead(work, q, v)
+    feed = Feed(work, remote if ahead else work.ready.backward, k, v, kept)
+    feed.held = feed.travelling if ahead else None
     if feed.travelling is not None and work.transport.uses_sms:
         head_start(q.device)
     walk = _Backward(work, qkv, result, of_out)
     feed.between = walk.send
-    for stage, keys, values in feed:
-        walk.run(stage, keys, values)
-        del keys, values
-    walk.send()
+    with _running_ahead(q.device) if ahead else nullcontext():
+        with side_stream(q.device).current() if ahead else nullcontext():
+            for stage, keys, values in feed:
+                walk.run(stage, keys, values)
+                del keys, values
+            walk.send()
+        if ahead:
+            walk.run(own, k, v)
     dk, dv = walk.key_grads.sums()
     return torch.zeros_like(q) if walk.dq is None else walk.dq.to(q.dtype), dk, dv
 
@@ -88,6 +101,42 @@ class _Backward:
         stage, self.unsent = self.unsent, None
         if stage is not None:
             self.key_grads.send(stage)
+
+
+MOST_HEAD_BYTES = 12 << 20
+"""Bytes of one query head's q, dout and dq, 2 + 2 + 4 an element, up to which stages run beside
+each other. With more, blocks of the two kernels drift apart and share less of the L2: on one H100
+without exchanges, head_dim 128, the slowest of four ranks took 0.96 to 1.06 times as long at 8K
+rows, 1.00 to 1.22 at 16K and 1.05 to 1.34 at 32K (record rank_times_h100_2026-11-27)."""
+
+
+def _may_run_ahead(work: StageWork, q: Tensor, v: Tensor) -> bool:
+    """Whether the stages on received keys may run beside the one on own keys, with priority.
+
+    Their blocks then fill the GPU at the end of one kernel and at the start of the next one, and
+    the stage on own keys fills the time until rows arrive. Both kernels add to dq at the same time,
+    in an order that differs from run to run. A transport that takes SMs would wait behind all
+    blocks of the stage on own keys, from its second exchange on.
+    """
+    *remote, own = work.ready.backward
+    if work.transport.uses_sms or 8 * q.shape[0] * q.shape[2] > MOST_HEAD_BYTES:
+        return False
+    together = q.is_cuda and not work.plan.config.deterministic
+    # Heads of other widths are padded, and their dq is added in another way.
+    together = together and work.backend.adds_atomically and widths_of(q, v) in COMPILED_WIDTHS
+    casts = [stage.cast for stage in remote]
+    plain = bool(casts) and own.cast is None and own.sees
+    return together and plain and all(isinstance(cast, PreparedCast) for cast in casts)
+
+
+@contextmanager
+def _running_ahead(device: torch.device) -> Iterator[None]:
+    """The current stream waits for the side stream at the end, also after an error: tensors of this
+    frame are freed then, which kernels of the side stream may still use."""
+    try:
+        yield
+    finally:
+        side_stream(device).join()
 
 
 class KeyGradients:

@@ -37,7 +37,7 @@ def test_both_plans_share_a_layout() -> None:
 
 def test_a_line_names_the_slowest_rank() -> None:
     ms = {f"{rank} {what}": 1.0 + rank for rank in (0, 1)
-          for what in ("forward", "backward", "stages")}  # fmt: skip
+          for what in ("forward", "backward", "stages", "beside")}  # fmt: skip
     row = {"mask": "full", "tokens": 8, "imbalance": 1.0, "ranks": 2,
            "ms": ms | {"one forward": 1.5, "one backward": 1.0}}  # fmt: skip
     assert "forward 2.000 ms (1.333, 0.750 of one GPU)" in bench.line(row)

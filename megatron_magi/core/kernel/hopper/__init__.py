@@ -21,6 +21,7 @@ class HopperBackend:
     """
 
     name = "cuda"
+    adds_atomically = True
     finds_max_logits = True
     forward = staticmethod(forward)
     prepared_forward = staticmethod(prepared_forward)

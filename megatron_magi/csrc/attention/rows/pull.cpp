@@ -113,3 +113,10 @@ MAGI_EXPORT int magi_exchange(const MagiExchangeParams* params, char* message, i
 MAGI_EXPORT int magi_wait_event(void* stream, void* event) {
   return cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0);
 }
+
+// Lets later work on one stream wait for earlier work on another.
+MAGI_EXPORT int magi_follow(void* later, void* earlier, void* event) {
+  const cudaError_t error =
+      cudaEventRecord(static_cast<cudaEvent_t>(event), static_cast<cudaStream_t>(earlier));
+  return error != cudaSuccess ? error : magi_wait_event(later, event);
+}
