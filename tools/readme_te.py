@@ -46,6 +46,56 @@ def step_table() -> str:
     return "\n".join([*lines, "", *notes, source(record)]) + "\n"
 
 
+def whole_step_table() -> str:
+    """Whole steps with and without the flag, both with their maintainers' flags, call by call: the
+    calls ran on different machines."""
+    record = newest("te_steps")
+    if record is None:
+        return "No record yet: run `python -m benchmarks.train.pretrain te_speed_2gpus`.\n"
+    lines = [
+        "| model | sequence | layout | call | magi, ms | stock's ways, ms | over the best of them "
+        "| first step, ms: magi, stock | memory of a rank, MiB: magi, stock |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    calls = {(*_place(row), row["round"]) for row in record["rows"]}
+    for call in sorted(calls):
+        rows = [row for row in record["rows"] if _place(row) == call[:3]]
+        lines += _call(call, [row for row in rows if row["round"] == call[3]], _best_way(rows))
+    return "\n".join([*lines, "", source(record)]) + "\n"
+
+
+def _best_way(rows: list[Row]) -> str | None:
+    """The stock case that was fastest in any call."""
+    stock = [row for row in rows if row["case"].startswith("stock")]
+    return min(stock, key=_step_ms)["case"] if stock else None
+
+
+def _call(call: tuple[str, int, str, int], rows: list[Row], best: str | None) -> list[str]:
+    """The line of one model, length and layout in one call; none if magi or stock's best way did
+    not run in it."""
+    model, length, layout, number = call
+    magi = [row for row in rows if row["case"].startswith("magi")]
+    stock = sorted((row for row in rows if row["case"].startswith("stock")), key=_step_ms)
+    if not magi or best not in {row["case"] for row in stock}:
+        return []
+    ways = [
+        f"{way} {_step_ms(row):,.0f}"
+        for row in stock
+        for way in [" ".join(row["case"].split()[2:4])]
+    ]
+    pair = (magi[0], stock[0])
+    first = ", ".join(f"{row['ms'][0]:,.0f}" for row in pair)
+    peak = ", ".join(f"{float(row['memory'][-1]):,.0f}" for row in pair)
+    over = _step_ms(stock[0]) / _step_ms(magi[0])
+    cells = [model, f"{length:,}", layout, str(number + 1), f"{_step_ms(magi[0]):,.0f}"]
+    return ["| " + " | ".join([*cells, "; ".join(ways), f"{over:.2f}x", first, peak]) + " |"]
+
+
+def _step_ms(row: Row) -> float:
+    """Median of a run's steps after its warm-up."""
+    return median(row["ms"][WARM_UP:])
+
+
 def step_profile_table() -> str:
     """Where a step's time goes, with our flag and without."""
     record = newest("te_pretrain")

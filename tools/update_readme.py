@@ -20,7 +20,7 @@ from tools.readme_kernel import host_table, kernel_peers, kernel_summary, kernel
 from tools.readme_memory import memory_table
 from tools.readme_pretrain import agreement_table, flags_table
 from tools.readme_records import RECORDS, ROOT, newest, source
-from tools.readme_te import attention_table, step_profile_table, step_table
+from tools.readme_te import attention_table, step_profile_table, step_table, whole_step_table
 
 PAGES = [ROOT / "README.md", RECORDS / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -65,6 +65,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "te attention of small heads": lambda: attention_table(HeadShape(32, 8, 64)),
     "te attention of one key head": lambda: attention_table(HeadShape(8, 1, 128)),
     "te steps": step_table,
+    "te whole steps": whole_step_table,
     "te step profile": step_profile_table,
 }
 
