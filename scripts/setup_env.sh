@@ -14,14 +14,13 @@ fail() { printf 'error: %s\n' "$1" >&2; exit 2; }
 
 # Megatron-core 0.19.2 asks for Python 3.12. Its wheel works on 3.11 too.
 find_python() {
-  local candidate minor
-  for minor in 12 11; do
-    for candidate in python3 python3.12 python3.13 python3.11 "$HOME"/.pyenv/versions/3.1[123]*/bin/python; do
-      if "$candidate" -c "import sys; sys.exit(sys.version_info < (3, $minor))" 2>/dev/null; then
-        command -v "$candidate"
-        return
-      fi
-    done
+  local candidate
+  # The one that the user has activated comes first; 3.11 serves as well as 3.12.
+  for candidate in python3 python3.12 python3.13 python3.11 "$HOME"/.pyenv/versions/3.1[123]*/bin/python; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      command -v "$candidate"
+      return
+    fi
   done
   fail "Python 3.11 or later is required, got $(python3 --version 2>&1 || echo none); install one"
 }

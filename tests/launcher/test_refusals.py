@@ -139,6 +139,15 @@ def test_what_this_machine_lacks_is_one_line(
         refuse_arguments(arguments(), MagiConfig(**magi))
 
 
+def test_a_checkpoint_worker_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker would die, and the first save wait for it for ever."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    saves = {"async_save": True, "use_persistent_ckpt_worker": True}
+    with pytest.raises(SystemExit, match="--use-persistent-ckpt-worker requires a GPU"):
+        refuse_arguments(arguments(**saves))
+    refuse_arguments(arguments(**{**saves, "async_save": False}))
+
+
 EXPERTS: dict[str, Any] = {"num_experts": 4, "moe_router_load_balancing_type": "aux_loss"}
 
 

@@ -13,12 +13,18 @@ import torch
 
 from megatron_magi.adapter.carried_plan import carried_plan
 from megatron_magi.launcher import launch as launch_module
+from megatron_magi.launcher import samples as samples_module
 from megatron_magi.launcher.batch import dispatch_dict
 from megatron_magi.launcher.drawn_ahead import NUM_AHEAD, DrawnAhead
 from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.model_hooks import _plan_of_middle_stage
 from megatron_magi.launcher.plans_ahead import NUM_WAITING, PlansAhead
-from megatron_magi.launcher.samples import wrap_dataset_builder, wrap_next_sample
+from megatron_magi.launcher.samples import (
+    require_documents,
+    wrap_dataset_builder,
+    wrap_next_sample,
+)
+from megatron_magi.launcher.schedule import wrap_train_step
 from tests.launcher.one_rank import launch_of
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -264,3 +270,46 @@ def test_every_stage_with_documents_has_a_data_set(
     launch = launch_of(LENGTH, reset_attention_mask=documents)
     wrap_dataset_builder(build, launch)(made, "GPT", [1], lambda: False, config=None)
     assert made.is_built == (documents and rank == 0)
+
+
+@pytest.mark.parametrize(("mask", "lines"), [([0, 0], 1), ([0, 1], 0)])
+def test_a_step_without_a_label_is_a_line(
+    launch: Launch, mask: list[int], lines: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = [{**sample(0, LENGTH), "loss_mask": torch.tensor([[float(x)]])} for x in mask]
+    iterator = hooked(launch)(iter(samples))
+    launch.sequences = (1, LENGTH)
+
+    def step() -> tuple[dict[str, torch.Tensor], int]:
+        for _ in samples:
+            next(iterator)
+        return {"lm loss": torch.tensor(float("nan"))}, 0
+
+    wrap_train_step(step, launch)()
+    assert capsys.readouterr().out.count("a step had no label in the samples of rank 0") == lines
+
+
+class Rerun(Replayed):
+    """Stands for Megatron's class, for which `require_documents` asks."""
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_promised_documents_are_required_before_the_first_step(
+    launch: Launch, several: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples_module, "RerunDataIterator", Rerun)
+    whole, without = sample(0, 5, LENGTH), sample(0, LENGTH)
+    del without["cu_seqlens"]
+    iterator = Rerun(iter([whole, whole]))
+    require_documents(launch, [None, iterator] if several else iterator)
+    assert next(iterator) is not None and next(iterator) is not None, "none was lost"
+    with pytest.raises(ValueError, match="require cu_seqlens in every sample, got a sample"):
+        require_documents(launch, Rerun(iter([without])))
+
+
+def test_an_external_loader_keeps_its_position() -> None:
+    """Megatron saves it through the iterator that the launcher looks ahead in."""
+    external = launch_of(LENGTH, dataloader_inter_document_masking=True, dataloader_type="external")
+    assert not external.plans_ahead()
+    loader = SimpleNamespace(save_state=lambda: "place")
+    assert DrawnAhead(loader, lambda sample: None, 0).save_state() == "place"  # type: ignore[arg-type]

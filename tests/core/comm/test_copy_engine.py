@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -123,6 +124,24 @@ def test_a_slot_is_not_filled_before_the_peers_have_read_it(patch: pytest.Monkey
     fast.queues[2], fast.queues[1001] = slow
     fast.run(random.Random(0))
     assert len(checked) == 2 * (NUM_SLOTS + 2)
+
+
+def test_received_rows_are_let_go_when_a_stream_waits_for_them(
+    patch: pytest.MonkeyPatch,
+) -> None:
+    """The host enqueues many exchanges before the device runs the first; none may keep memory that
+    only streams still use."""
+    ranks, rows = Ranks(2, patch), np.array([[0, 3], [2, 0]])
+    held = []
+    for number in range(8):
+        recv = torch.zeros(2, COLUMNS, dtype=torch.float32)
+        held.append(weakref.ref(recv))
+        send = ranks.engines[0].room(recv, 3, [recv.shape[1:]], recv.dtype)
+        copies = ranks.engines[0].exchange(send, recv, counts_of(rows, 0))
+        if number < 7:
+            copies.wait()
+        del recv, send, copies
+    assert [each() is None for each in held] == [True] * 7 + [False]
 
 
 @settings(max_examples=60, deadline=None)

@@ -88,8 +88,9 @@ def test_what_the_watcher_meets_is_kept_for_the_next_call() -> None:
     channel = SimpleNamespace(receive=receive, is_ready=lambda: True, close=lambda: None)
     state = GroupState(3, "ranks", 1.0, channel)  # type: ignore[arg-type]
     state.serve()
-    with pytest.raises(AgreementError, match=r"seen by rank 3.*a peer is gone"):
+    with pytest.raises(AgreementError, match=r"seen by rank 3.*a peer is gone") as caught:
         state.look(1.0)
+    assert caught.value.__suppress_context__, "one traceback, with the cause in the line"
     state.look(1.0)
 
 
