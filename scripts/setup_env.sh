@@ -65,7 +65,8 @@ is_ready() {
   [ -f "$ready" ] && [ "$(cat "$ready")" = "$(state)" ] &&
     [ -z "$(find megatron_magi/csrc -newer "$ready")" ] && imports
 }
-imports() { "$venv/bin/python" -c 'import megatron_magi._solver, megatron.core, torch'; } 2>/dev/null
+# The adapter stands in for what 0.19.2 imports of Triton, which a CPU build of torch lacks.
+imports() { "$venv/bin/python" -c 'import megatron_magi._solver, megatron_magi.adapter, torch'; } 2>/dev/null
 
 ready="$venv/.ready-$extra"
 is_ready && exit 0
