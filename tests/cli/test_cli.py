@@ -50,7 +50,7 @@ def test_help_has_examples_for_every_command(capsys: Capture) -> None:
         (["plan", "--data", "nowhere", "--cp", "2"], "--data needs --seq-length"),
         (["plan", "--recipe", "nowhere.yaml"], "or the name of a packaged one, got nowhere.yaml"),
         (["compare", "one"], "two runs or more are needed, the baseline first, got only one"),
-        (["compare", "one", "two"], "must have a steps.csv, got none in one"),
+        (["compare", "one", "two"], "must have a steps.csv or TensorBoard events, got none in one"),
     ],
     ids=lambda a: " ".join(a) if isinstance(a, list) else "",
 )

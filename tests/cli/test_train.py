@@ -122,6 +122,7 @@ def test_a_folder_that_cannot_be_written_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
     config_of()
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr("megatron_magi.training.data.packed_samples.check_files", lambda data: None)
     (tmp_path / "file").touch()
     code, _, err = run(capsys, "train", TINY, "data.path=x", "log.dir=file")
