@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,11 +11,19 @@ from megatron_magi.compare.differences import RunCurves
 from megatron_magi.compare.model_facts import ModelFacts, facts_of_arguments
 from megatron_magi.compare.run_error import RunError
 
-LOSS = ("lm loss", "reduced_train_loss")
-"""Tag of Megatron and Megatron-Bridge, then that of NeMo; the same order below."""
-NORM = ("grad-norm", "grad_norm")
-VALIDATION = ("lm loss validation", "val_loss")
-BATCH = ("batch-size", "global_batch_size")
+
+class Tag(NamedTuple):
+    """The names of one curve in event files."""
+
+    megatron: str
+    """Of Megatron-LM and Megatron-Bridge."""
+    nemo: str
+
+
+LOSS = Tag("lm loss", "reduced_train_loss")
+NORM = Tag("grad-norm", "grad_norm")
+VALIDATION = Tag("lm loss validation", "val_loss")
+BATCH = Tag("batch-size", "global_batch_size")
 ARGUMENT = "{}/text_summary"
 """Tag of an argument of Megatron, logged as text at the start of a job."""
 
@@ -49,8 +57,8 @@ def read_events(name: str, folder: Path) -> tuple[RunCurves, ModelFacts | None]:
     steps = sorted(loss)
     if not steps or loss.keys() != norm.keys() or steps[-1] - steps[0] != len(steps) - 1:
         raise RunError(
-            f"a run to compare must have '{LOSS[0]}' and '{NORM[0]}' of every iteration, got "
-            f"{len(loss)} losses, {len(norm)} norms and the tags {sorted(events.Tags()['scalars'])}"
+            f"a run to compare must have '{LOSS.megatron}' and '{NORM.megatron}' of every iteration, "
+            f"got {len(loss)} losses, {len(norm)} norms and the tags {sorted(events.Tags()['scalars'])}"
             f" in {folder}; train it with --tensorboard-log-interval 1"
         )
     arguments = _arguments(events)
@@ -84,9 +92,9 @@ def _load(folder: Path) -> Any:
     return events
 
 
-def _series(events: Any, tags: tuple[str, str]) -> dict[int, Any]:
-    """The last event of every iteration, of the first tag that the run has."""
-    known = next((tag for tag in tags if tag in events.Tags()["scalars"]), None)
+def _series(events: Any, tag: Tag) -> dict[int, Any]:
+    """The last event of every iteration, by the first of the names that the run has."""
+    known = next((name for name in tag if name in events.Tags()["scalars"]), None)
     return {event.step: event for event in events.Scalars(known)} if known else {}
 
 

@@ -15,7 +15,7 @@ from megatron_magi.compare.read_run import read_run_and_facts
 
 @dataclass(frozen=True)
 class Evidence:
-    """A run, and its gradients beside the baseline's."""
+    """A run, and its gradients compared with the baseline's."""
 
     curves: RunCurves
     model: ModelFacts | None

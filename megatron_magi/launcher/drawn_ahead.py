@@ -29,6 +29,8 @@ class DrawnAhead:
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the samples' own iterator, such as the position that Megatron saves."""
+        if name.startswith("_"):  # this object's own, before it has them
+            raise AttributeError(name)
         return getattr(self._samples, name)
 
     def peek(self) -> Any:

@@ -43,7 +43,7 @@ class Job:
     args: Any
     """Megatron's arguments, before `validate_args`."""
     options: Options
-    faults: tuple[str, ...] = ()
+    faults: Sequence[str] = ()
     """One line for each fault of the flags that Megatron's parser found and left out."""
 
     @property

@@ -5,7 +5,7 @@ The launcher does not ask for them, because a script may bring its own. `megatro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 LENGTHS = ("train_iters", "train_samples")
@@ -80,7 +80,7 @@ def _choice(args: Any) -> Iterator[str]:
         )
 
 
-def _any(args: Any, names: tuple[str, ...]) -> bool:
+def _any(args: Any, names: Iterable[str]) -> bool:
     return any(getattr(args, name, None) for name in names)
 
 

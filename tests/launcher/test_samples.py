@@ -17,6 +17,7 @@ from megatron_magi.launcher import samples as samples_module
 from megatron_magi.launcher.batch import dispatch_dict
 from megatron_magi.launcher.drawn_ahead import NUM_AHEAD, DrawnAhead
 from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.microbatch_documents import UNKNOWN
 from megatron_magi.launcher.model_hooks import _plan_of_middle_stage
 from megatron_magi.launcher.plans_ahead import NUM_WAITING, PlansAhead
 from megatron_magi.launcher.samples import (
@@ -313,3 +314,24 @@ def test_an_external_loader_keeps_its_position() -> None:
     assert not external.plans_ahead()
     loader = SimpleNamespace(save_state=lambda: "place")
     assert DrawnAhead(loader, lambda sample: None, 0).save_state() == "place"  # type: ignore[arg-type]
+
+
+def test_a_later_sample_without_documents_is_an_error(launch: Launch) -> None:
+    without = {name: x for name, x in sample(0, LENGTH).items() if name != "cu_seqlens"}
+    iterator = hooked(launch)(iter([sample(0, 5, LENGTH), without]))
+    launch.sequences = (1, LENGTH)
+    assert forward(launch, iterator) == [0, 5, LENGTH]
+    with pytest.raises(ValueError, match="require cu_seqlens in every sample, got a sample"):
+        forward(launch, iterator)
+
+
+def test_tensor_parallel_ranks_learn_that_a_sample_has_none(launch: Launch) -> None:
+    """The first rank tells them; a sample that is not on its host is no error."""
+    microbatch = launch.microbatch
+    microbatch.ranks = SimpleNamespace(rank=1, share=lambda lists: [UNKNOWN])  # type: ignore[assignment]
+    microbatch.begin(None)
+    assert microbatch.bounds() is None
+    microbatch.ranks = SimpleNamespace(rank=1, share=lambda lists: [[]])  # type: ignore[assignment]
+    microbatch.begin(None)
+    with pytest.raises(ValueError, match="require cu_seqlens in every sample"):
+        microbatch.bounds()

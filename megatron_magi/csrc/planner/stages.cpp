@@ -6,8 +6,8 @@ namespace magi {
 namespace {
 
 // A further stage of the backward costs 1/kStageTail of the rank's whole backward: its last blocks
-// leave processors idle, and a launch begins with a cold L2. One to two stages measured 0.2 to 4 %,
-// two to three up to 11 % at 8K to 32K tokens a rank (benchmarks/records/rank_times_h100_2026-11-27.json).
+// leave processors idle. On one H100, 8K to 32K tokens a rank, a second stage took 0.2 to 4 % and a
+// third up to 11 % (benchmarks/records/rank_times_h100_2026-11-27.json).
 constexpr int64_t kStageTail = 100;
 
 // The time of one of `parts` equal exchanges of the rows that the rank receives.

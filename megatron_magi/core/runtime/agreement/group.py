@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from megatron_magi.core.plan import AttnPlan
@@ -42,7 +43,7 @@ class GroupState:
     """Digests of plans that were compared, with what signatures say about them, the latest last;
     at most MAX_AGREED. An lru_cache would keep the plans alive, and cannot say what it holds."""
     lock: threading.RLock = field(default_factory=threading.RLock)
-    job_ranks: tuple[int, ...] = ()
+    job_ranks: Sequence[int] = ()
     """The group's ranks as the job numbers them; (): as the group does."""
 
     def __del__(self) -> None:

@@ -90,7 +90,7 @@ def test_what_the_watcher_meets_is_kept_for_the_next_call() -> None:
     state.serve()
     with pytest.raises(AgreementError, match=r"seen by rank 3.*a peer is gone") as caught:
         state.look(1.0)
-    assert caught.value.__suppress_context__, "one traceback, with the cause in the line"
+    assert caught.value.__cause__ is None, "one traceback, with the cause in the line"
     state.look(1.0)
 
 
