@@ -57,8 +57,9 @@ def read_events(name: str, folder: Path) -> tuple[RunCurves, ModelFacts | None]:
     steps = sorted(loss)
     if not steps or loss.keys() != norm.keys() or steps[-1] - steps[0] != len(steps) - 1:
         raise RunError(
-            f"a run to compare must have '{LOSS.megatron}' and '{NORM.megatron}' of every iteration, "
-            f"got {len(loss)} losses, {len(norm)} norms and the tags {sorted(events.Tags()['scalars'])}"
+            f"a run to compare must have '{LOSS.megatron}' and '{NORM.megatron}' of every "
+            f"iteration, got {len(loss)} losses, {len(norm)} norms and the tags "
+            f"{sorted(events.Tags()['scalars'])}"
             f" in {folder}; train it with --tensorboard-log-interval 1"
         )
     arguments = _arguments(events)

@@ -90,6 +90,8 @@ def _bounds(launch: Launch, batch: dict[str, Any], rows: Tensor) -> list[int]:
 
 def _note_documents(launch: Launch, batch: dict[str, Any], count: int) -> None:
     """Keep for the start-up line where this microbatch's boundaries came from."""
+    if launch.has_said_startup:
+        return
     source = "cu_seqlens" if batch.get("cu_seqlens") is not None else "EOD"
     if source == "cu_seqlens" or launch.has_documents():
         launch.documents = f"by {source} ({count} in the first microbatch)"
