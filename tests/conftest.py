@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             "command": "scripts/test_megatron.sh CHECKOUT",
         }
         Path(path).write_text(json.dumps({"meta": meta, "rows": recorded}, indent=1))
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """Takes back what a test left in the environment, such as the ENV_VARS of a recipe."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

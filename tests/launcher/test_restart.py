@@ -145,6 +145,7 @@ def test_rows_move_by_what_a_restart_can_abort() -> None:
     args = arguments(inprocess_restart=True, calculate_per_token_loss=True)
     take_settings(launch, args)
     assert launch.options.config.transport == "all_to_all"
+    args.create_attention_mask_in_dataloader = False
     (line,) = change_settings(args)
     assert line.startswith("--magi-transport all_to_all is set: an in-process restart ends")
     other = Launch(Options(MagiConfig()))

@@ -98,6 +98,7 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     monkeypatch.setattr("megatron_magi.training.data.packed_samples.check_files", lambda data: None)
     (tmp_path / "file").touch()
     assert main(["train", "tiny_llama_cpu", "data.path=x", f"log.dir={tmp_path}/file"]) == 2
