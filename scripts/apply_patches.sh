@@ -21,11 +21,10 @@ folder_of() {
         fail "a Megatron-LM checkout with pretrain_gpt.py is required, got $1; name its root"
     minor=$(sed -n 's/^MAJOR = //p;s/^MINOR = //p' "$info" | paste -sd.)
     case $minor in
-        0.17) tag=core_v0.17.1 ;;
         0.18) tag=core_v0.18.2 ;;
         0.19) tag=core_v0.19.0 ;;
         0.20) tag=main-d98e8a64 ;;
-        *) fail "Megatron-LM 0.17 to 0.20 is required, got ${minor:-no version}; check out one of \
+        *) fail "Megatron-LM 0.18 to 0.20 is required, got ${minor:-no version}; check out one of \
 these" ;;
     esac
     echo "$patches/megatron-lm-$tag"

@@ -2,8 +2,7 @@
 # Sets up .venv and runs every check and the tests that need no GPU. A step that fails stops no other
 # one; the exit code is the worst.
 #   bash scripts/test.sh                        what a change has to pass: nine minutes on two cores
-#   bash scripts/test.sh --all                  slow tests, the fused kernels, HuggingFace's models, and
-#                                               adapter and training on the other megatron-core too
+#   bash scripts/test.sh --all                  slow tests, the fused kernels and HuggingFace's models too
 #   bash scripts/test.sh --cuda                 builds the CUDA library too, where there is an nvcc
 #   bash scripts/test.sh [pytest arguments]     checks, and these tests
 # Pretrain scripts of Megatron-LM checkouts: scripts/test_megatron.sh
@@ -45,7 +44,7 @@ cuda_library() {
 }
 
 # beside NAME PACKAGE...: packages in a folder of their own, .venv/NAME, because with them on the path
-# others behave differently, or because there are two versions of one.
+# others behave differently.
 beside() {
   local folder=.venv/$1
   shift
@@ -57,8 +56,8 @@ beside() {
 # tests [-p FOLDER] PYTEST ARGUMENTS...: with .venv/FOLDER in front of the path
 # One thread in each process: threads of two that run at once would wait for each other's cores.
 run_tests() {
-  local path=$core
-  [ "$1" != -p ] || { path=$PWD/.venv/$2${core:+:$core}; shift 2; }
+  local path=""
+  [ "$1" != -p ] || { path=$PWD/.venv/$2; shift 2; }
   OMP_NUM_THREADS=1 PYTHONPATH=$path "$python" -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "$@"
 }
 
@@ -75,15 +74,6 @@ huggingface() {
   run_tests -p huggingface -m "not slow" tests/huggingface tests/examples/test_huggingface.py
 }
 
-other_core() {
-  beside "megatron-core-$other" "megatron-core==$other" && core=$PWD/.venv/megatron-core-$other run_tests \
-    -m "not one_version and not slow and not gpu and not multi_gpu" tests/adapter \
-    tests/training/test_{dry_run,weights_checkpoint}.py
-}
-
-# setup_env.sh installs megatron-core 0.19.2.
-core="" other=0.16.1
-
 without_gpu="not gpu and not multi_gpu and not benchmark"
 step format "$python" -m ruff format --check .
 step lint "$python" -m ruff check .
@@ -98,7 +88,6 @@ else
   step "all tests" run_tests -m "$without_gpu"
   step "fused kernels in Triton's interpreter" fused_kernels
   step "models of HuggingFace Transformers" huggingface
-  step "adapter and training on megatron-core $other" other_core
 fi
 
 echo "== end ($(date +%T))"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the launcher's tests on Megatron-LM source trees: pretrain scripts as they are, on the CPU.
-#   bash scripts/test_megatron.sh CHECKOUT [CHECKOUT ...]      e.g. trees of core_v0.17.1, core_v0.19.0
+#   bash scripts/test_megatron.sh CHECKOUT [CHECKOUT ...]      e.g. trees of core_v0.18.2, core_v0.19.0
 # Each tree takes about five minutes on two cores. RECORDS=FOLDER keeps the losses of all runs there.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -24,7 +24,7 @@ ADDED = ["import megatron_magi.launcher", "megatron_magi.launcher.install()"]
 """All that a patch may add to a script."""
 HEADER = ("Upstream", "Seam", "Place", "Unnecessary once", "Test", "May go")
 HUNK = re.compile(r"@@ -(\d+),0 \+(\d+),2 @@")
-TAGS = {17: "core_v0.17.1", 18: "core_v0.18.2", 19: "core_v0.19.0", 20: "main-d98e8a64"}
+TAGS = {18: "core_v0.18.2", 19: "core_v0.19.0", 20: "main-d98e8a64"}
 """Of each minor of Megatron-LM, the version that its patch is made for."""
 FORMAT = ("diff --git a/{0} b/{0}", "--- a/{0}", "+++ b/{0}")
 MAGI_CP2 = {"attention-backend": "magi", "context-parallel-size": 2}
@@ -129,7 +129,7 @@ def test_unknown_versions_are_refused(tmp_path: Path) -> None:
     checkout = made_up_checkout(tmp_path, 19)
     info = checkout / "megatron" / "core" / "package_info.py"
     info.write_text("MAJOR = 0\nMINOR = 21\n")
-    assert_one_line(apply(checkout), "Megatron-LM 0.17 to 0.20 is required, got 0.21;")
+    assert_one_line(apply(checkout), "Megatron-LM 0.18 to 0.20 is required, got 0.21;")
     info.write_text("")
     assert_one_line(apply(checkout), "got no version;")
 

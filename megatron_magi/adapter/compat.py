@@ -17,8 +17,13 @@ import typing
 from pathlib import Path
 from typing import NamedTuple
 
-SUPPORTED_MINORS = ((0, 16), (0, 17), (0, 18), (0, 19), (0, 20))
-SUPPORTED_TEXT = "0.16 to 0.20 (PyPI has 0.16.1 for Python 3.10-3.11, 0.19.2 for 3.12 and later)"
+SUPPORTED_MINORS = ((0, 18), (0, 19), (0, 20))
+SUPPORTED_TEXT = "0.18 to 0.20"
+REMEDY = (
+    "put a Megatron-LM checkout first on PYTHONPATH, or install megatron-core 0.19.2 (Python 3.12; "
+    "on 3.11: pip install --no-deps --ignore-requires-python megatron-core==0.19.2)"
+)
+"""How to get a supported version. On Python 3.11 pip chooses 0.16.1 by itself."""
 NEED_TRITON = ((0, 18), (0, 20))
 """Minor versions that import Triton unconditionally, in modules for which we have no stub."""
 
@@ -45,16 +50,15 @@ def require_megatron() -> MegatronVersion:
     if version is None or version[:2] not in SUPPORTED_MINORS:
         raise ImportError(
             f"the Megatron adapter requires megatron-core {SUPPORTED_TEXT}, "
-            f"got {version if version else 'none'}; pip install one of these versions"
+            f"got {version if version else 'none'}; {REMEDY}"
         )
     if version[:2] in NEED_TRITON and importlib.util.find_spec("triton") is None:
         raise ImportError(
             f"megatron-core {version} requires triton at import, also on the CPU, got none; pip "
             f"install triton"
         )
-    if version >= (0, 17, 0):
-        _stub_paged_stash()
-        _define_override()
+    _stub_paged_stash()
+    _define_override()
     return version
 
 
@@ -95,31 +99,6 @@ def _define_override() -> None:
         from typing_extensions import override
 
         typing.override = override  # type: ignore[attr-defined]
-
-
-def repair_moe_without_te() -> None:
-    """Define the name that 0.16's MoE router reads even if TransformerEngine is absent.
-
-    `moe_utils` imports te_general_gemm only with TransformerEngine, then tests it for None: without
-    TransformerEngine every MoE model would stop with a NameError. Later versions define it.
-    """
-    from megatron.core.transformer.moe import moe_utils
-
-    if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None
-
-
-def repair_mla_without_te() -> None:
-    """Tell 0.16's multi-latent attention correctly whether TransformerEngine is installed.
-
-    Its module tests whether certain names can be imported, but Megatron defines placeholders for
-    them without TransformerEngine. Every such layer would then stop with a TypeError while it is
-    built. Later versions test correctly.
-    """
-    from megatron.core.extensions.transformer_engine import HAVE_TE
-    from megatron.core.transformer import multi_latent_attention
-
-    multi_latent_attention.HAVE_TE = HAVE_TE
 
 
 def write_checkpoints_in_process(is_async: bool = False) -> None:

@@ -22,8 +22,6 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from megatron_magi.adapter import compat
-
 _active_mode: TorchFunctionMode | None = None
 
 
@@ -40,7 +38,6 @@ def install_cpu_runtime() -> bool:
     if _active_mode is None:
         _patch_torch_cuda()
         _patch_megatron()
-        compat.repair_moe_without_te()
         torch.compiler.set_stance("force_eager")
         _active_mode = _CudaMeansCpu()
         _active_mode.__enter__()

@@ -13,7 +13,7 @@ PARTS_WITHOUT_ATTENTION = ("moe_router", "moe_preprocess", "mlp")
 """Parts that a graph may hold."""
 
 _NAMES = ("cuda_graph_modules", "cuda_graph_scope", "cuda_graph_scope_deprecated")
-"""Where Megatron 0.20, 0.16 to 0.19, and the arguments of 0.20 have them."""
+"""Where Megatron 0.20, 0.18 and 0.19, and the arguments of 0.20 have them."""
 
 
 def graph_parts(settings: Any) -> list[str]:

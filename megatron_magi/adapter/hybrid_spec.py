@@ -11,18 +11,12 @@ import dataclasses
 from typing import Any
 
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
 from megatron.core.ssm.mlp_layer import MLPLayer
 from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.adapter.rms_norm import LocalNorm
-
-if MEGATRON_VERSION >= (0, 18, 0):
-    from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
-else:
-    from megatron.core.ssm.mamba_block import MambaStack as HybridStack
-    from megatron.core.ssm.mamba_block import MambaStackSubmodules as HybridStackSubmodules
 
 HAS_LATENT_LAYERS = "mla_layer" in {
     field.name for field in dataclasses.fields(HybridStackSubmodules)

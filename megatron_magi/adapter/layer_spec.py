@@ -21,7 +21,6 @@ from megatron.core.transformer.transformer_block import (
     get_num_layers_to_build,
 )
 
-from megatron_magi.adapter.compat import repair_mla_without_te
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.rms_norm import RMSNorm
 
@@ -73,7 +72,6 @@ def with_magi_attention(spec: Any) -> Any:
     Raises:
         ValueError: nothing was replaced, or a core attention that is not plain softmax attention.
     """
-    repair_mla_without_te()
     replaced = []
 
     def rule(owner: Any, name: str, value: Any) -> Any:

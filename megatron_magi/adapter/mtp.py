@@ -7,7 +7,7 @@ replaces it by a shift that follows the plan. Three of Megatron's numbers also d
 counted tokens a rank holds; our shift returns the sum over all context-parallel ranks, so that they
 equal those of a run on one rank:
 
-- from 0.17 on, the loss of a depth is divided by its own counted tokens and multiplied by those of
+- the loss of a depth is divided by its own counted tokens and multiplied by those of
   the main loss, both of one rank;
 - without `calculate_per_token_loss` it is divided by one rank's counted tokens;
 - the logged loss is the mean of the ranks' means.
@@ -80,9 +80,8 @@ def check_mtp(config: Any) -> None:
 
 
 def can_recompute() -> bool:
-    """Whether these layers can be recomputed with packed_seq_params. Megatron 0.16 and 0.17 pass
-    them to autograd, which saves tensors only; 0.18 calls its recomputation with an argument that
-    it does not have."""
+    """Whether these layers can be recomputed with packed_seq_params. Megatron 0.18 calls its
+    recomputation with an argument that it does not have."""
     layer = multi_token_prediction.MultiTokenPredictionLayer
     called_with = {"packed_seq_params", "padding_mask"} & {*_names(layer.forward)}
     return called_with <= {*_names(layer._checkpointed_forward)}

@@ -116,11 +116,39 @@ def make_packed_seq_params(
     _check_model_config(model_config)
     resolve_group(cp_group)  # an integer, which the planner takes as a size, names no group here
     config = MagiConfig() if magi_config is None else magi_config
-    windows = _window_layers(model_config)
+    plan, window_plan = document_plans(bounds, model_config, cp_group, config, mask)
+    packed = _assemble(plan, window_plan, bounds, cp_group, device)
+    if getattr(model_config, "mtp_num_layers", None):
+        _mark_document_ends(packed, bounds)
+    return packed
+
+
+def document_plans(
+    bounds: npt.NDArray[np.int64],
+    model_config: TransformerConfig,
+    cp: Any,
+    config: MagiConfig,
+    mask: AttnMask | MaskKind = "causal",
+) -> tuple[AttnPlan | None, AttnPlan | None]:
+    """Plan the full layers and the window layers of one microbatch, on one token layout.
+
+    Args:
+        bounds: int64 [num_docs + 1], as in `make_packed_seq_params`.
+        model_config: a TransformerConfig, or anything with its fields, such as Megatron's
+            arguments.
+        cp: the context-parallel group, or its size, for which no process has to run.
+
+    Returns:
+        (plan, window plan); None where the model has no such layers.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `make_packed_seq_params`.
+    """
+    windows = window_layers(model_config)
     _check_mask(mask, int(bounds[-1]), any(windows))
     planned = functools.partial(
         plan_for,
-        cp_size=cp_group,
+        cp_size=cp,
         head_shape=head_shape(model_config),
         config=config,
         token_multiple=_token_multiple(model_config),
@@ -139,10 +167,7 @@ def make_packed_seq_params(
     for each in (plan, window_plan):
         if each is not None:
             _check_routed_rows(each.layout, model_config)
-    packed = _assemble(plan, window_plan, bounds, cp_group, device)
-    if getattr(model_config, "mtp_num_layers", None):
-        _mark_document_ends(packed, bounds)
-    return packed
+    return plan, window_plan
 
 
 def from_packed_seq_params(
@@ -301,10 +326,9 @@ def _check_routed_rows(layout: TokenLayout, model_config: TransformerConfig) -> 
         )
 
 
-def _window_layers(model_config: TransformerConfig) -> list[bool]:
-    """Whether each layer is a window layer, by layer number. In Megatron 0.16 the layers of
-    multi-token prediction continue the numbers; a window_attn_skip_freq that is a list does not
-    include them."""
+def window_layers(model_config: TransformerConfig) -> list[bool]:
+    """Returns True for each layer with window attention, by layer number. The layers of multi-token
+    prediction come last; a window_attn_skip_freq that is a list does not include them."""
     count = model_config.num_layers
     if not isinstance(model_config.window_attn_skip_freq, list):
         count += getattr(model_config, "mtp_num_layers", None) or 0

@@ -8,7 +8,6 @@ import torch
 from megatron.core import parallel_state
 from megatron.core.utils import get_model_config
 
-from megatron_magi.adapter import compat
 from megatron_magi.adapter.carried_plan import check_rows
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.loss import check_loss_config
@@ -72,7 +71,6 @@ def prepare_model(model: Any, magi_config: MagiConfig) -> None:
     Raises:
         RuntimeError, ValueError, NotImplementedError: as `attach`.
     """
-    compat.repair_moe_without_te()
     chunks = list(model_chunks(model))
     assert_active(chunks)
     config = get_model_config(chunks[0])

@@ -7,13 +7,12 @@ every document may start at position 0.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
 from torch import Tensor
-from typing_extensions import Self
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 

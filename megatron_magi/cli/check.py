@@ -20,16 +20,21 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from megatron_magi import recipe
 from megatron_magi.cli.parser import UsageError, add_output_options
 from megatron_magi.run import PACKAGED, find_script
 
 if TYPE_CHECKING:  # the options and their help need no Megatron
-    from megatron_magi.launcher.job import Accepted, RefusedJob
+    from megatron_magi.launcher.job import Accepted, Job, RefusedJob
+    from megatron_magi.launcher.job_plans import JobPlans
 
 UNKNOWN = "not known before it starts: data, memory, and the transport between ranks"
+MEGATRONS_MEANS = (
+    "memory and time of the whole model: start it with --train-iters 5 --mock-data --log-throughput"
+)
+GIB = 2**30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,12 +64,20 @@ def run(options: argparse.Namespace) -> int:
         accepted = job.judge(read, options.gpus, here=not options.elsewhere)
     except job.RefusedJob as refused:
         return _refuse(refused, options)
-    if options.json:
-        print(json.dumps({"accepted": True, **asdict(accepted)}))
-    elif options.quiet:
+    if options.quiet:
         print("accepted")
+        return 0
+    try:
+        attention = _attention(read, accepted.gpus)
+    except (
+        ValueError,
+        NotImplementedError,
+    ) as error:  # the planner's, with which the job would end
+        return _refuse(job.RefusedJob([str(error)]), options)
+    if options.json:
+        print(json.dumps({"accepted": True, **asdict(accepted), "attention": attention}))
     else:
-        print(_line(accepted))
+        print("\n".join([_line(accepted), *_attention_lines(attention), MEGATRONS_MEANS]))
     return 0
 
 
@@ -125,3 +138,58 @@ def _line(accepted: Accepted) -> str:
         f"accepted: {a.gpus} GPUs as tp {a.tp}, pp {a.pp}, cp {a.cp}, dp {a.dp}; {a.layers} "
         f"layers; heads {a.heads} on a rank; {kernel}; read by Megatron {a.megatron}; {UNKNOWN}"
     )
+
+
+def _attention(job: Job, gpus: int) -> dict[str, Any]:
+    """Facts of the attention in microbatches like the job's, or the reason why there are none."""
+    from megatron_magi.launcher.job import validated
+    from megatron_magi.launcher.job_plans import UnknownMask, plan_job
+
+    try:
+        return _facts(plan_job(validated(job.args, gpus), job.options))
+    except UnknownMask as error:
+        return {"unknown": str(error)}
+
+
+def _facts(job: JobPlans) -> dict[str, Any]:
+    from megatron_magi.viz.plan_facts import exchange_bytes, ring_rows
+
+    plans = job.plans
+    received = [float(plan.rows_received.mean()) for plan in plans]
+    ring = sum(ring_rows(plan) for plan in plans)
+    layout = plans[0].layout
+    return {
+        "documents": job.documents,
+        "tokens": job.tokens,
+        "tokens_per_rank": layout.num_local_tokens,
+        "chunk_size": layout.chunk_size,
+        "num_plans": len(plans),
+        "imbalance": sum(plan.imbalance for plan in plans) / len(plans),
+        "worst_imbalance": max(plan.imbalance for plan in plans),
+        "key_rows_received": sum(received) / len(received),
+        "key_rows_of_ring": sum(received) / ring if ring else 0.0,
+        "stages": max(plan.num_stages for plan in plans),
+        "buffer_bytes": max(int(exchange_bytes(plan).max()) for plan in plans),
+        "flops": job.flops,
+        "causal_share": job.causal_share,
+    }
+
+
+def _attention_lines(facts: dict[str, Any]) -> list[str]:
+    if "unknown" in facts:
+        return [f"attention not planned: {facts['unknown']}"]
+    f = facts
+    return [
+        f"attention of {f['num_plans']} plan{'s' * (f['num_plans'] > 1)} of {f['tokens']:,} tokens "
+        f"({f['documents']}):",
+        f"  balance   fullest rank over the mean {f['imbalance']:.3f}, at worst "
+        f"{f['worst_imbalance']:.3f}; {f['tokens_per_rank']:,} tokens a rank in chunks of "
+        f"{f['chunk_size']:,}",
+        f"  key rows  {f['key_rows_received']:,.0f} received by a rank in a layer, "
+        f"{f['key_rows_of_ring']:.1%} of a ring's, in up to {f['stages']} "
+        f"stage{'s' * (f['stages'] > 1)}",
+        f"  buffers   up to {f['buffer_bytes'] / GIB:.3f} GiB a rank for keys, values and their "
+        f"gradients in flight",
+        f"  FLOPs     {f['flops']:.3g} a step, forward and backward ({f['causal_share']:.1%} of "
+        f"causal attention over whole samples)",
+    ]

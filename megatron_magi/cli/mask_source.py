@@ -27,9 +27,6 @@ if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi import AttnMask, HeadShape
     from megatron_magi.training.recipe.run_config import RunConfig
 
-SEED = 1234
-"""Seed of the order of samples; Megatron's default."""
-
 
 @dataclass(frozen=True)
 class PlanInput:
@@ -63,7 +60,7 @@ def add_mask_options(parser: argparse.ArgumentParser) -> None:
     look.add_argument(
         "--eod-token",
         type=int,
-        help="id that ends a document (with --data; default: the index says)",
+        help="id that ends a document inside a sequence of the index (with --data)",
     )
     how = parser.add_argument_group("planned with")
     how.add_argument("--cp", type=int, help="context-parallel ranks (recipe: parallel.cp)")
@@ -191,18 +188,12 @@ def _from_ranges(path: Path) -> tuple[AttnMask, str]:
 
 
 def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
-    from megatron_magi.training.data.packed_samples import PackedDataset
-    from megatron_magi.training.recipe.run_values import DataConfig
+    from megatron_magi.launcher.file_samples import FileSamples, open_index
 
     if options.seq_length is None:
         raise UsageError("--data needs --seq-length, the tokens of a packed sample")
-    eod = options.eod_token
-    found = DataConfig(path=options.data, seq_length=options.seq_length, prefetch=0)
-    if eod is None:
-        dataset = PackedDataset(found, SEED, checks_ends=False)
-        return _documents(dataset.boundaries(options.sample), options)
-    dataset = PackedDataset(replace(found, eod_token=eod), SEED)
-    return _documents(dataset[options.sample].cu_seqlens, options)
+    samples = FileSamples(open_index(options.data), options.seq_length, eod=options.eod_token)
+    return _documents(samples.boundaries(options.sample), options)
 
 
 def _from_recipe(options: argparse.Namespace) -> PlanInput:

@@ -22,15 +22,8 @@ from megatron_magi.requirements import (
     check_planner,
 )
 
-OLDEST_PYTHON = (3, 10)
+OLDEST_PYTHON = (3, 11)
 OLDEST_NVCC = (12, 3)
-FIRST_WITH_FLAG = (0, 17)
-NO_FLAG = (
-    "good for a loop of your own; --attention-backend magi needs 0.17 to 0.20: a Megatron-LM "
-    "checkout, or megatron-core 0.19.2 (Python 3.12; its wheel for 3.11 works too: pip install "
-    "--no-deps --ignore-requires-python megatron-core==0.19.2)"
-)
-"""What to say of a Megatron on which the flag does not work."""
 
 
 def all_checks() -> list[Check]:
@@ -58,7 +51,7 @@ def check_python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] >= OLDEST_PYTHON:
         return Check("python", "ok", version)
-    return Check("python", "problem", version, "install Python 3.10 or newer")
+    return Check("python", "problem", version, "install Python 3.11 or newer")
 
 
 def check_ours() -> Check:
@@ -163,8 +156,6 @@ def check_megatron() -> Check:
         from megatron_magi.adapter import MEGATRON_VERSION
     except ImportError as error:
         return Check("megatron-core", "absent", installed("megatron-core") or "none", str(error))
-    if MEGATRON_VERSION[:2] < FIRST_WITH_FLAG:
-        return Check("megatron-core", "ok", str(MEGATRON_VERSION), NO_FLAG)
     return Check("megatron-core", "ok", str(MEGATRON_VERSION))
 
 

@@ -7,7 +7,6 @@ import inspect
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from megatron_magi.adapter.carried_plan import carried_plan
@@ -103,23 +102,6 @@ def replace_cp_batch(
 ) -> Any:
     """For `get_batch_on_this_cp_rank` of every version."""
     return dispatch_dict(launch, batch)
-
-
-@hook
-def replace_thd_batch(
-    launch: Launch,
-    original: Any,
-    batch: dict[str, Any],
-    cu_seqlens: Tensor,
-    cu_seqlens_padded: Tensor | None,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    """For `get_thd_batch_on_this_cp_rank` of 0.17: (batch, packed_seq_params)."""
-    documents = {"cu_seqlens": cu_seqlens, "cu_seqlens_padded": cu_seqlens_padded}
-    local = dispatch_dict(launch, {**batch, **documents})
-    params = PackedSeqParams(qkv_format="thd", cu_seqlens_q=cu_seqlens, cu_seqlens_kv=cu_seqlens)
-    return {name: local[name] for name in batch}, params
 
 
 @hook

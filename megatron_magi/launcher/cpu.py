@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from megatron_magi.adapter import MEGATRON_VERSION
-from megatron_magi.adapter.compat import write_checkpoints_in_process
+from megatron_magi.adapter.compat import REMEDY, write_checkpoints_in_process
 from megatron_magi.adapter.cpu import install_cpu_runtime
 from megatron_magi.adapter.replace import replace_everywhere
 
@@ -34,7 +34,7 @@ def install_cpu_training() -> bool:
     _describe_a_device()
     try:
         from megatron.training import initialize, training
-    except ModuleNotFoundError as error:  # the wheels before 0.17
+    except ModuleNotFoundError as error:
         raise ImportError(no_training_program()) from error
 
     start = initialize.initialize_megatron
@@ -47,10 +47,8 @@ def install_cpu_training() -> bool:
 def no_training_program() -> str:
     """What is required of a Megatron that has `megatron.core` alone, and what to do."""
     return (
-        f"a pretrain script requires a Megatron with its training program (0.17 "
-        f"to 0.20), got megatron-core {MEGATRON_VERSION} without it; put a Megatron-LM "
-        f"checkout first on PYTHONPATH, or install megatron-core 0.19.2 (Python 3.12; on 3.11: "
-        f"pip install --no-deps --ignore-requires-python megatron-core==0.19.2)"
+        f"a pretrain script requires a Megatron with its training program (0.18 "
+        f"to 0.20), got megatron-core {MEGATRON_VERSION} without it; {REMEDY}"
     )
 
 

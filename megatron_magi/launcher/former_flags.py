@@ -1,4 +1,4 @@
-"""Flags that Megatron had, or that its forks have, and what Megatron 0.17 to 0.20 has instead."""
+"""Flags that Megatron had, or that its forks have, and what Megatron 0.18 to 0.20 has instead."""
 
 from __future__ import annotations
 

@@ -30,11 +30,10 @@ from megatron_magi.launcher import (
 )
 
 Minor = tuple[int, int]
-FIRST: Minor = (0, 17)
+FIRST: Minor = (0, 18)
 LAST: Minor = (0, 20)
-SUPPORTED = "0.17 to 0.20"
-"""Megatrons whose pretrain scripts the launcher runs; 0.16 has no `megatron.training` in its wheel
-and its checkout does not start on what it names itself."""
+SUPPORTED = "0.18 to 0.20"
+"""Versions of Megatron whose pretrain scripts the launcher runs."""
 
 
 class HookError(ImportError):
@@ -86,11 +85,6 @@ HOOK_POINTS = (
         batch.replace_cp_batch, everywhere=True,
     ),
     HookPoint(
-        "thd-batch", "megatron.core.utils", "get_thd_batch_on_this_cp_rank",
-        ("batch", "cu_seqlens", "cu_seqlens_padded", "max_seqlen"),
-        batch.replace_thd_batch, last=(0, 17), everywhere=True,
-    ),
-    HookPoint(
         "scheduled-batch", "megatron.core.datasets.data_schedule",
         "get_batch_on_this_rank_for_sequence_packing", ("data_iterator", "pg_collection"),
         batch.replace_scheduled_batch, first=(0, 20), everywhere=True,
@@ -126,12 +120,8 @@ HOOK_POINTS = (
         model_hooks.wrap_schedule_plan,
     ),
     HookPoint(
-        "mamba", "megatron.core.models.mamba.mamba_model", "MambaModel.__init__",
-        ("config", "mamba_stack_spec"), model_hooks.wrap_model_init, last=(0, 17),
-    ),
-    HookPoint(
         "hybrid", "megatron.core.models.hybrid.hybrid_model", "HybridModel.__init__",
-        ("config", "hybrid_stack_spec"), model_hooks.wrap_model_init, first=(0, 18),
+        ("config", "hybrid_stack_spec"), model_hooks.wrap_model_init,
     ),
     HookPoint(
         "final-norm", "megatron.core.transformer.transformer_block", "LayerNormImpl",
@@ -203,8 +193,7 @@ def points_of(version: MegatronVersion) -> list[HookPoint]:
     """
     if not FIRST <= version[:2] <= LAST:
         raise HookError(
-            f"the launcher requires Megatron-LM {SUPPORTED}, got {version}; use one of these, or "
-            f"train through megatron_magi.adapter, which takes megatron-core 0.16 too"
+            f"the launcher requires Megatron-LM {SUPPORTED}, got {version}; use one of these"
         )
     return [point for point in HOOK_POINTS if point.first <= version[:2] <= point.last]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from megatron_magi import recipe
-from megatron_magi.adapter import MEGATRON_VERSION, compat
+from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.adapter.replace import replace_everywhere
 from megatron_magi.launcher.cpu import install_cpu_training, skip_compilation_of_wheels
 from megatron_magi.launcher.flags import Options, take_flags
@@ -51,7 +51,6 @@ def _install_hooks(options: Options) -> None:
         check(MEGATRON_VERSION)
     except HookError as error:
         raise SystemExit(f"megatron_magi: {error}") from error
-    compat.repair_moe_without_te()
     put_in_place(points_of(MEGATRON_VERSION), Launch(options))
 
 

@@ -74,7 +74,7 @@ def knows_heads(args: Any) -> bool:
 
 def heads_of(args: Any) -> HeadShape:
     """The job's attention heads on one tensor-parallel rank."""
-    return head_shape(_ModelSizes(args, dtype_of(args)))
+    return head_shape(ModelSizes(args, dtype_of(args)))
 
 
 def refused_heads(args: Any) -> str | None:
@@ -88,7 +88,7 @@ def refused_heads(args: Any) -> str | None:
             f"--num-attention-heads must be a multiple of --tensor-model-parallel-size, got "
             f"{heads} and {ranks}; change one of them"
         )
-    groups = _ModelSizes(args, dtype_of(args)).num_query_groups or heads
+    groups = ModelSizes(args, dtype_of(args)).num_query_groups or heads
     if groups % ranks and ranks % groups and not has_latent_layers(args):
         return (
             f"--num-query-groups must be a multiple or a divisor of --tensor-model-parallel-size, "
@@ -116,7 +116,7 @@ def dtype_of(args: Any) -> torch.dtype:
     return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
 
 
-class _ModelSizes:
+class ModelSizes:
     """Megatron's arguments as `head_shape` reads a model's config."""
 
     def __init__(self, args: Any, dtype: torch.dtype) -> None:

@@ -1,7 +1,7 @@
 """The MoE router's auxiliary losses under per-token loss and context parallelism.
 
 Per-token loss divides every gradient by the tokens of all ranks, so a loss that is a mean over all
-ranks has to be scaled by the tokens of all ranks first. Megatron 0.16 to 0.18 scale it by a rank's
+ranks has to be scaled by the tokens of all ranks first. Megatron 0.18 scales it by a rank's
 own, so the effective coefficient is the configured one divided by the size of the group that shares
 the tokens. 0.19 scales it correctly.
 """

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.adapter.graphs import (
     PARTS_WITHOUT_ATTENTION,
     captures_attention,
@@ -187,19 +186,6 @@ def _routers(args: Any, magi: MagiConfig) -> Iterator[str]:
         )
 
 
-def _pairs_of_stages_over_gloo(args: Any, magi: MagiConfig) -> Iterator[str]:
-    """0.17 pairs the messages of two pipeline stages wrongly, with and without our switch."""
-    virtual = getattr(args, "num_layers_per_virtual_pipeline_stage", None)
-    pair = args.pipeline_model_parallel_size == 2 and virtual
-    over_gloo = getattr(args, "distributed_backend", "nccl") == "gloo"
-    if MEGATRON_VERSION[:2] == (0, 17) and pair and over_gloo:
-        yield (
-            f"two pipeline stages with virtual stages over gloo require Megatron-LM 0.18 or later, "
-            f"got {MEGATRON_VERSION}, which trains on other activations there without an error; "
-            f"leave --num-layers-per-virtual-pipeline-stage out"
-        )
-
-
 def _sft_documents(args: Any, magi: MagiConfig) -> Iterator[str]:
     """Megatron's data set of conversations has documents of its own, and asserts so in a worker."""
     names = [name for name in ("reset_attention_mask", "reset_position_ids")
@@ -309,7 +295,6 @@ def _transport_of_restarts(args: Any, magi: MagiConfig) -> Iterator[str]:
 RULES: tuple[Rule, ...] = (
     _layers,
     _routers,
-    _pairs_of_stages_over_gloo,
     _sft_documents,
     _inference_layers,
     _graphs,

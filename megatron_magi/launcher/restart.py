@@ -13,12 +13,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.core.runtime.agreement.comparison import forget_groups, leave_process_running
 from megatron_magi.launcher.launch import Launch, hook
-
-SCRIPTS_PARSE = (0, 18)
-"""From here on a script parses its arguments, and `pretrain` expects to find them."""
 
 
 @hook
@@ -55,7 +51,7 @@ def restartable(launch: Launch, train: Callable[..., Any]) -> Callable[..., Any]
 
 def set_arguments_again(launch: Launch) -> None:
     """Megatron's global variables, from the arguments of the first run, if a restart took them."""
-    if MEGATRON_VERSION[:2] < SCRIPTS_PARSE or launch.first_args is None:
+    if launch.first_args is None:
         return
     from megatron.training import arguments, global_vars
 

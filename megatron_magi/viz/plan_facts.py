@@ -145,6 +145,25 @@ def receive_bytes(plan: AttnPlan) -> npt.NDArray[np.int64]:
     return np.array([row_bytes * most_buffered_rows(stages) for stages in views], dtype=np.int64)
 
 
+def exchange_bytes(plan: AttnPlan) -> npt.NDArray[np.int64]:
+    """int64 [cp_size]: peak of one layer's buffers for keys, values and their gradients, in the
+    forward or the backward, whichever is larger."""
+    return np.maximum(receive_bytes(plan), _backward_bytes(plan))
+
+
+def _backward_bytes(plan: AttnPlan) -> npt.NDArray[np.int64]:
+    """int64 [cp_size]: keys and values of two stages, and the gradients of all received rows."""
+    heads = plan.head_shape
+    on_wire = 4 if plan.config.dkv_reduce_in_fp32 else heads.bytes_per_element
+    found = []
+    for rank in range(plan.cp_size):
+        own, *remote = plan.rank_plan(rank).stages
+        received = sum(s.cast.num_recv for s in (own, *remote) if s.cast is not None)
+        keys = heads.bytes_per_element * most_buffered_rows([*remote, own])
+        found.append(heads.kv_row_elements * (keys + on_wire * received))
+    return np.array(found, dtype=np.int64)
+
+
 def forward_stage_rows(plan: AttnPlan) -> npt.NDArray[np.int64]:
     """int64 [cp_size, num_stages]: key rows received; the forward's stages."""
     if plan.forward_mode == "staged":

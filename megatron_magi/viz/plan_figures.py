@@ -106,7 +106,13 @@ def traffic_figure(plan: AttnPlan) -> Any:
             if i != j:
                 color = "white" if value > 0.6 * most else INK
                 axes.text(
-                    j, i, short(value, most), ha="center", va="center", color=color, fontsize=8
+                    j,
+                    i,
+                    short(float(value), most),
+                    ha="center",
+                    va="center",
+                    color=color,
+                    fontsize=8,
                 )
     rank_ticks(axes, cp_size, "xy")
     axes.set_xlabel("to rank", color=MUTED)

@@ -41,7 +41,7 @@ def timeline_figure(plan: AttnPlan) -> Any:
         _bar(axes, (rank + COMPUTE_Y, COMPUTE_HEIGHT), compute, colors[rank],
              what if labelled else "", end)  # fmt: skip
         _bar(axes, (rank + RECEIVE_Y, RECEIVE_HEIGHT), receive, RECEIVE_COLOR,
-             short(rows, stage_rows.max()) if labelled else "", end)  # fmt: skip
+             short(float(rows), float(stage_rows.max())) if labelled else "", end)  # fmt: skip
     _axes(axes, plan, end)
     title(
         axes,

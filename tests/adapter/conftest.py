@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import megatron_magi.adapter  # noqa: F401  prepares megatron before a test imports it
-from tests.adapter.one_version import ONE_VERSION
+from tests.adapter.slow_layouts import SLOW_LAYOUTS
 from tests.megatron_worker import run_jobs_of
 
 JOBS = Path(__file__).parent / "adapter_jobs.py"
@@ -26,6 +26,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         params = getattr(item, "callspec", None)
         case = getattr(params.params.get("wanted"), "id", None) if params else None
-        if case in ONE_VERSION.get(item.path.name, ()):
-            item.add_marker(pytest.mark.one_version)
+        if case in SLOW_LAYOUTS.get(item.path.name, ()):
             item.add_marker(pytest.mark.slow)

@@ -8,7 +8,6 @@ import torch
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from megatron_magi.adapter.compat import repair_mla_without_te
 from megatron_magi.adapter.layer_spec import _rewrite
 
 
@@ -31,7 +30,6 @@ class DenseLatentAttention(MegatronModule):
 
 def with_dense_attention(spec: Any) -> Any:
     """The same spec with the stand-in as every layer's core attention."""
-    repair_mla_without_te()
 
     def rule(owner: Any, name: str, value: Any) -> Any:
         return DenseLatentAttention if name == "core_attention" else value

@@ -13,19 +13,19 @@ def test_installed_version_is_supported() -> None:
     assert MEGATRON_VERSION[:2] in compat.SUPPORTED_MINORS
 
 
-@pytest.mark.parametrize("version", [(0, 15, 3), (0, 21, 0), (1, 0, 0)])
+@pytest.mark.parametrize("version", [(0, 16, 1), (0, 17, 1), (0, 21, 0), (1, 0, 0)])
 def test_unknown_versions_are_refused(
     version: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compat, "installed_version", lambda: MegatronVersion(*version))
     text = ".".join(map(str, version))
-    with pytest.raises(ImportError, match=rf"requires megatron-core 0.16 to 0.20 .*got {text}"):
+    with pytest.raises(ImportError, match=rf"requires megatron-core 0.18 to 0.20, got {text}"):
         compat.require_megatron()
 
 
 def test_missing_megatron_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "installed_version", lambda: None)
-    with pytest.raises(ImportError, match=r"got none; pip install one of these versions"):
+    with pytest.raises(ImportError, match=r"got none; put a Megatron-LM checkout first"):
         compat.require_megatron()
 
 

@@ -72,10 +72,7 @@ def test_multi_token_prediction_spec() -> None:
     mtp = get_mtp_layer_spec_for_backend(get_gpt_layer_local_spec(), backend=MagiSpecProvider())
     block = with_magi_attention(MultiTokenPredictionBlockSubmodules(layer_specs=[mtp]))
     submodules = block.layer_specs[0].submodules
-    names = {f.name for f in dataclasses.fields(submodules)}
-    # 0.16 calls the field transformer_layer, later versions mtp_model_layer.
-    name = "transformer_layer" if "transformer_layer" in names else "mtp_model_layer"
-    assert core_of(getattr(submodules, name)) is MagiCoreAttention
+    assert core_of(submodules.mtp_model_layer) is MagiCoreAttention
 
 
 def test_applying_twice_is_the_same() -> None:

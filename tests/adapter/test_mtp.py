@@ -22,8 +22,6 @@ from tests.adapter.layout_cases import (
     values,
 )
 
-COUNTS_TOKENS = hasattr(multi_token_prediction, "process_mtp_loss")
-"""0.16 does not divide the loss of a depth by counted tokens when it is summed per token."""
 RECOMPUTES = MEGATRON_VERSION >= (0, 19)
 """Before, these layers cannot be recomputed with packed tokens."""
 
@@ -63,7 +61,7 @@ CASES = [
 ]
 STOCK_ROLL = case("stock-roll", 2, cp=2, packed=False, stock_mtp="roll")
 STOCK_COUNTS = case("stock-counts", 2, cp=2, stock_mtp="counts")
-WRONG = [STOCK_ROLL, *([STOCK_COUNTS] if COUNTS_TOKENS else [])]
+WRONG = [STOCK_ROLL, STOCK_COUNTS]
 
 
 @pytest.fixture(scope="module")

@@ -93,10 +93,6 @@ def test_every_name_is_replaced_once(installed: Any) -> None:
         assert hasattr(gpt_model.process_mtp_loss, "__wrapped__")
 
 
-@pytest.mark.skipif(
-    not hasattr(multi_token_prediction, "process_mtp_loss"),
-    reason="0.16 has no such function and counts no tokens",
-)
 @pytest.mark.parametrize("per_token", [True, False])
 @pytest.mark.parametrize("given", ["labels", "input_ids"])
 def test_loss_of_one_rank_is_stock(installed: Any, per_token: bool, given: str) -> None:

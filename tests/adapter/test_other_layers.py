@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from megatron_magi.adapter import MEGATRON_VERSION
 from tests.megatron_worker import run_jobs_of
 
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
@@ -20,9 +19,6 @@ STOCK = {"attention": "stock"}
 ENGINE = {"layers": "te"}
 HYBRID = {"layers": "hybrid", "experts": 4}
 SP = {"tp": 2, "sp": True, "cp": 2}
-NEEDS_HYBRID = pytest.mark.skipif(
-    MEGATRON_VERSION < (0, 18, 0), reason="no HybridModel before 0.18"
-)
 
 
 def job(name: str, function: str = "train", **layout: Any) -> dict[str, Any]:
@@ -85,7 +81,6 @@ def test_nothing_but_core_attention_is_swapped(engine: dict[str, Any]) -> None:
     assert set(ours) - set(stock) == {"MagiCoreAttention", "MagiRotaryEmbedding"}
 
 
-@NEEDS_HYBRID
 @pytest.mark.parametrize("name", ["hybrid", "hybrid cp2", "hybrid pp2", "hybrid tp2-sp-cp2"])
 def test_hybrid_model_without_transformer_engine(hybrid: dict[str, Any], name: str) -> None:
     assert_equal(hybrid, name, "stock")

@@ -95,7 +95,7 @@ def test_a_wrong_mask_is_refused(options: Any, error: type[Exception], match: st
         make_packed_seq_params(BOUNDS, model(), None, device="cpu", **options)
 
 
-def test_window_layers_get_their_own_plan_on_the_same_dispatch() -> None:
+def testwindow_layers_get_their_own_plan_on_the_same_dispatch() -> None:
     config = model(window_size=(3, 0), window_attn_skip_freq=2)
     packed = make_packed_seq_params(BOUNDS, config, None, device="cpu")
     assert packed.plan.mask == masks.from_cu_seqlens(BOUNDS)
@@ -272,13 +272,13 @@ def test_heads_of_one_tensor_parallel_rank() -> None:
 
 
 def test_layers_are_numbered_once_each() -> None:
-    from megatron_magi.adapter.packed import _window_layers
+    from megatron_magi.adapter.packed import window_layers
 
     config = SimpleNamespace(
         num_layers=4, window_size=(3, 0), window_attn_skip_freq=2, mtp_num_layers=None
     )
-    assert len(_window_layers(config)) == 4
+    assert len(window_layers(config)) == 4
     config.mtp_num_layers = 2
-    assert len(_window_layers(config)) == 6
+    assert len(window_layers(config)) == 6
     config.window_attn_skip_freq = [1, 0, 1, 1]
-    assert len(_window_layers(config)) == 4
+    assert len(window_layers(config)) == 4

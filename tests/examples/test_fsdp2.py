@@ -10,7 +10,7 @@ import pytest
 
 from tests.examples.example_runs import printed_losses, refused_shape
 
-pytestmark = [pytest.mark.one_version, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from tests.examples.example_runs import printed_losses, refused_shape
 
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.one_version, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 
 def test_two_context_ranks_continue_what_one_has_begun(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.frameworks import integration_jobs as jobs
 from tests.frameworks import token_tables
 from tests.process_pool import pool
 
-pytestmark = [pytest.mark.framework, pytest.mark.one_version, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.framework, pytest.mark.timeout(600)]
 
 CheckoutOf = Callable[[str], str]
 

@@ -17,7 +17,7 @@ from tests.frameworks import titan_jobs as jobs
 from tests.process_pool import pool
 
 pytest.importorskip("torchtitan")
-pytestmark = [pytest.mark.one_version, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 TIMEOUT_S = 400
 

@@ -111,13 +111,9 @@ def _observed_evaluate(original: Any, seen: dict[str, Any]) -> Any:
 
 
 def _model_kinds() -> list[Any]:
-    kinds: list[Any] = [GPTModel]
-    try:
-        from megatron.core.models.hybrid.hybrid_model import HybridModel as Hybrid
-    except ImportError:  # before 0.18
-        from megatron.core.models.mamba.mamba_model import MambaModel as Hybrid
-    kinds.append(Hybrid)
-    return kinds
+    from megatron.core.models.hybrid.hybrid_model import HybridModel
+
+    return [GPTModel, HybridModel]
 
 
 def _with_named_weights(original: Any, seen: dict[str, Any]) -> Any:

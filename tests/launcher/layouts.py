@@ -86,10 +86,6 @@ recorded: list[Flags] = []
 
 def run_layouts(jobs: list[Flags], folder: Path, checkout: Path) -> Flags:
     """Results by name, with the checkout's Megatron."""
-    for each in jobs:
-        if version_of(checkout) < (0, 18) and "flags" in each["kwargs"]:
-            # Its NullTokenizer adds the end of document to the vocabulary.
-            each["kwargs"]["flags"].setdefault("vocab-size", 127)
     results = run_jobs_of(JOBS, jobs, folder, 1500, (checkout,))
     for each in jobs:
         given = {"run": each["name"], "ranks": each["world"], **each["kwargs"]}

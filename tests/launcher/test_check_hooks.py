@@ -91,16 +91,6 @@ def test_an_unknown_version_is_compared_with_the_nearest_rows(tmp_path: Path) ->
     assert "set LAST and SUPPORTED in" in last and "and SUPPORTED_MINORS and" in last
 
 
-@pytest.mark.skipif(MEGATRON_VERSION[:2] != (0, 16), reason="the 0.16 wheel has no training")
-def test_a_version_before_the_table_fails_by_name() -> None:
-    result = run()
-    assert result.returncode == 1
-    rows = rows_of_output(result.stdout)
-    assert rows["gpt"] == "ok" and "No module named 'megatron.training'" in rows["settings"]
-    assert "got other code at cpu-runtime, settings, " in result.stdout
-    assert "the table does not know 0.16.1: it was compared with the rows of 0.17" in result.stdout
-
-
 def test_a_renamed_function_is_named(script: ModuleType, capsys: pytest.CaptureFixture) -> None:
     renamed = dataclasses.replace(row("gpt-forward"), attribute="GPTModel.forward_of_old")
     assert script.print_rows([row("gpt"), renamed]) == ["gpt-forward"]
@@ -127,7 +117,7 @@ def test_code_that_fails_at_import_is_named(
 
 @pytest.mark.parametrize(
     ("version", "known"),
-    [((0, 16, 1), (0, 17, 0)), ((0, 18, 2), (0, 18, 2)), ((1, 0, 0), (0, 20, 0))],
+    [((0, 16, 1), (0, 18, 0)), ((0, 18, 2), (0, 18, 2)), ((1, 0, 0), (0, 20, 0))],
 )
 def test_nearest_version(script: ModuleType, version: tuple, known: tuple) -> None:
     assert script.nearest(MegatronVersion(*version)) == known
@@ -139,7 +129,7 @@ def test_last_words_say_what_to_edit(script: ModuleType) -> None:
     assert "does not know" not in words
     newer, older = (script.closing_words(MegatronVersion(0, n, 0), []) for n in (21, 16))
     assert "rows of 0.20; " in newer and "set LAST and SUPPORTED in" in newer
-    assert "rows of 0.17; " in older and "set FIRST and SUPPORTED in" in older
+    assert "rows of 0.18; " in older and "set FIRST and SUPPORTED in" in older
     assert script.closing_words(MegatronVersion(0, 19, 2), []) == "every hook point fits"
 
 

@@ -83,9 +83,8 @@ def results(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -
         job("cp2 window", script, CP2, WINDOW),
         job("stock sink", script, SINK),
         job("cp2 sink", script, CP2, SINK),
+        job("vpp", script, PP2, FOUR_LAYERS, VIRTUAL),
     ]
-    if version_of(megatron_checkout) >= (0, 18):
-        jobs.append(job("vpp", script, PP2, FOUR_LAYERS, VIRTUAL))
     return run_layouts(jobs, tmp_path_factory.mktemp("results"), megatron_checkout)
 
 
@@ -155,12 +154,9 @@ def documents(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory)
         job("pp4 by eod", script, corpus, PP4, BY_EOD, FOUR_LAYERS),
         job("tp2 pp4 by eod", script, corpus, PP4, TP2_SP, BY_EOD, FOUR_LAYERS),
         job("whole", script, corpus),
+        job("vpp by eod", script, corpus, PP2, VIRTUAL, BY_EOD, FOUR_LAYERS),
+        job("cp2 vpp by eod", script, corpus, CP2_PP2, VIRTUAL, BY_EOD, FOUR_LAYERS),
     ]
-    if version_of(megatron_checkout) >= (0, 18):
-        jobs += [
-            job("vpp by eod", script, corpus, PP2, VIRTUAL, BY_EOD, FOUR_LAYERS),
-            job("cp2 vpp by eod", script, corpus, CP2_PP2, VIRTUAL, BY_EOD, FOUR_LAYERS),
-        ]
     if version_of(megatron_checkout) >= (0, 19):
         split, saved = {**VALIDATE, "split": "80,20,0"}, str(folder / "saved")
         four = (corpus, BY_CU_SEQLENS, FOUR_LAYERS)
@@ -233,8 +229,6 @@ def checkpoints(
 def test_losses_are_those_of_stock_attention(
     results: dict[str, Any], name: str, yardstick: str
 ) -> None:
-    if name == "vpp" and name not in results:
-        pytest.skip("0.17 pairs such messages wrongly over gloo, also without the flag")
     assert_same_training(results[name], results[yardstick])
 
 
@@ -308,7 +302,7 @@ def test_every_stage_has_the_documents(
     documents: dict[str, Any], name: str, yardstick: str
 ) -> None:
     if name not in documents:
-        pytest.skip("0.17 has no such virtual stages over gloo; cu_seqlens came with 0.19")
+        pytest.skip("cu_seqlens came with 0.19")
     assert_same_training(documents[name], documents[yardstick])
 
 

@@ -23,7 +23,7 @@ from megatron_magi.launcher.hook_points import (
     problems,
 )
 
-V17, V20 = MegatronVersion(0, 17, 1), MegatronVersion(0, 20, 0)
+V18, V20 = MegatronVersion(0, 18, 2), MegatronVersion(0, 20, 0)
 
 
 class Model:
@@ -90,9 +90,9 @@ def test_a_row_without_parameters_may_be_about_anything() -> None:
 @pytest.mark.parametrize(
     "version, names",
     [
-        ((0, 17, 0), ["from the first", "until 0.17"]),
-        ((0, 18, 3), ["from the first", "from 0.18"]),
-        ((0, 20, 0), ["from the first", "from 0.18"]),
+        ((0, 18, 3), ["from the first", "until 0.18"]),
+        ((0, 19, 0), ["from the first", "from 0.19"]),
+        ((0, 20, 0), ["from the first", "from 0.19"]),
     ],
 )
 def test_a_version_has_its_rows(
@@ -100,27 +100,27 @@ def test_a_version_has_its_rows(
 ) -> None:
     table(
         HookPoint("from the first", "m", "a", (), keep),
-        HookPoint("until 0.17", "m", "a", (), keep, last=(0, 17)),
-        HookPoint("from 0.18", "m", "a", (), keep, first=(0, 18)),
+        HookPoint("until 0.18", "m", "a", (), keep, last=(0, 18)),
+        HookPoint("from 0.19", "m", "a", (), keep, first=(0, 19)),
     )
     assert [point.name for point in points_of(MegatronVersion(*version))] == names
 
 
-@pytest.mark.parametrize("version", [(0, 16, 1), (0, 21, 0), (1, 17, 0)])
+@pytest.mark.parametrize("version", [(0, 16, 1), (0, 21, 0), (0, 17, 1)])
 def test_an_unknown_version_has_none(version: tuple[int, int, int]) -> None:
     known = MegatronVersion(*version)
-    text = f"requires Megatron-LM {SUPPORTED}, got {known}; use one of these, or train through"
+    text = f"requires Megatron-LM {SUPPORTED}, got {known}; use one of these"
     for ask in (points_of, check):
         with pytest.raises(HookError, match=text):
             ask(known)
 
 
 def test_every_row_that_does_not_fit_is_in_one_line(table: Callable[..., None]) -> None:
-    table(row("train_step", "step"), row("eval_step", last=(0, 17)), row("Model.forward", "mask"))
+    table(row("train_step", "step"), row("eval_step", last=(0, 18)), row("Model.forward", "mask"))
     with pytest.raises(HookError) as found:
-        check(V17)
+        check(V18)
     said = str(found.value)
-    assert "\n" not in said and "got 0.17.1 with other code at a-row: some_megatron.eval" in said
+    assert "\n" not in said and "got 0.18.2 with other code at a-row: some_megatron.eval" in said
     assert said.count("a-row") == 2 and "Model.forward has no mask; use a released" in said
     with pytest.raises(HookError) as found:
         check(V20)
@@ -129,7 +129,7 @@ def test_every_row_that_does_not_fit_is_in_one_line(table: Callable[..., None]) 
     check(V20)
 
 
-@pytest.mark.parametrize("minor", [17, 18, 19, 20])
+@pytest.mark.parametrize("minor", [18, 19, 20])
 def test_a_version_hooks_nothing_twice(minor: int) -> None:
     points = points_of(MegatronVersion(0, minor, 0))
     names = Counter(point.name for point in points)
@@ -140,7 +140,7 @@ def test_a_version_hooks_nothing_twice(minor: int) -> None:
 
 
 def test_every_row_is_of_some_supported_version() -> None:
-    used = {p.name for minor in range(17, 21) for p in points_of(MegatronVersion(0, minor, 0))}
+    used = {p.name for minor in range(18, 21) for p in points_of(MegatronVersion(0, minor, 0))}
     assert used == {point.name for point in HOOK_POINTS}
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from megatron_magi.adapter import compat
 from megatron_magi.config import MagiConfig
 from megatron_magi.launcher import hook_points, install
 from megatron_magi.launcher.flags import Options
@@ -67,7 +66,6 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     ]
     monkeypatch.setattr(hook_points, "points_of", lambda version: points)
     monkeypatch.setattr(hook_points, "check", lambda version: made.ran.append("check"))
-    monkeypatch.setattr(compat, "repair_moe_without_te", lambda: made.ran.append("repair"))
     for name in ("skip_compilation_of_wheels", "install_cpu_training"):
         monkeypatch.setattr(module, name, lambda name=name: made.ran.append(name))
     module._install_hooks.cache_clear()
@@ -100,7 +98,7 @@ def test_with_the_switch_every_point_is_hooked(
 ) -> None:
     left = start(monkeypatch, "--bf16", *SWITCH, "--magi-chunk-size", "64", "--lr", "1")
     assert left == ["--bf16", "--lr", "1"]
-    assert place.ran == [*ALWAYS, "check", "repair"], "nothing is touched before the check"
+    assert place.ran == [*ALWAYS, "check"], "nothing is touched before the check"
     assert [place.megatron.everywhere(1), place.megatron.here(1), Model().forward(1)] == [101] * 3
     assert place.importer.everywhere is place.megatron.everywhere
     assert place.importer.here(1) == 1, "this one is replaced in its own module alone"
@@ -119,11 +117,11 @@ def test_a_second_call_hooks_nothing_again(place: Place, monkeypatch: pytest.Mon
 
 def test_another_megatron_ends_in_one_line(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(version: Any) -> None:
-        raise HookError("the launcher requires the hooks of Megatron-LM 0.17 to 0.20")
+        raise HookError("the launcher requires the hooks of Megatron-LM 0.18 to 0.20")
 
     monkeypatch.setattr(hook_points, "check", refuse)
     with pytest.raises(SystemExit) as end:
         start(monkeypatch, *SWITCH)
     assert end.value.code == f"megatron_magi: {end.value.__cause__}"
-    assert "0.17 to 0.20" in str(end.value.code)
+    assert "0.18 to 0.20" in str(end.value.code)
     assert place.megatron.here(1) == 1 and place.launches == [] and place.ran == ALWAYS

@@ -12,10 +12,9 @@ from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.config import MagiConfig
-from megatron_magi.launcher import model_hooks, refusals
+from megatron_magi.launcher import model_hooks
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.launch import Launch
-from tests.launcher.few_arguments import arguments
 
 
 def attention(mask_type: MegatronMaskType) -> torch.nn.Module:
@@ -48,26 +47,3 @@ def test_a_model_before_its_arguments_is_refused() -> None:
 def test_a_forward_outside_a_schedule_is_refused() -> None:
     with pytest.raises(RuntimeError, match="must run inside a schedule"):
         model_hooks._plan_of_middle_stage(Launch(Options(MagiConfig())), None)
-
-
-@pytest.mark.parametrize(
-    ("version", "backend", "stages", "refused"),
-    [
-        ((0, 17, 1), "gloo", 2, True),
-        ((0, 17, 1), "nccl", 2, False),
-        ((0, 17, 1), "gloo", 4, False),
-        ((0, 18, 2), "gloo", 2, False),
-    ],
-)
-def test_pairs_of_virtual_stages_over_gloo(
-    version: Any, backend: str, stages: int, refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(refusals, "MEGATRON_VERSION", version)
-    args = arguments(
-        num_layers_per_virtual_pipeline_stage=1,
-        pipeline_model_parallel_size=stages,
-        distributed_backend=backend,
-    )
-    lines = refusals.refusals(args)
-    assert len(lines) == refused
-    assert all("require Megatron-LM 0.18 or later" in line for line in lines)

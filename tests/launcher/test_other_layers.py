@@ -52,23 +52,15 @@ def job(name: str, script: Path, *flags: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "function": "pretrain", "kwargs": kwargs, "world": world}
 
 
-def hybrid_script(checkout: Path) -> Path:
-    newer = checkout / "pretrain_hybrid.py"
-    return newer if newer.exists() else checkout / "pretrain_mamba.py"
-
-
-def engine_hybrid(checkout: Path) -> dict[str, Any]:
+def engine_hybrid() -> dict[str, Any]:
     """Flags of Megatron's own hybrid spec."""
-    module = "megatron.core.models.hybrid.hybrid_layer_specs"
-    if not (checkout / f"{module.replace('.', '/')}.py").exists():
-        module = "megatron.core.models.mamba.mamba_layer_specs"
-    name = "hybrid_stack_spec" if "hybrid" in module else "mamba_stack_spec"
-    return {**HYBRID, **ENGINE, "spec": [module, name], "moe-grouped-gemm": True}
+    spec = ["megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"]
+    return {**HYBRID, **ENGINE, "spec": spec, "moe-grouped-gemm": True}
 
 
 @pytest.fixture(scope="module")
 def local(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    gpt, hybrid = megatron_checkout / "pretrain_gpt.py", hybrid_script(megatron_checkout)
+    gpt, hybrid = megatron_checkout / "pretrain_gpt.py", megatron_checkout / "pretrain_hybrid.py"
     jobs = [
         job("stock", gpt),
         job("hybrid stock", hybrid, HYBRID),
@@ -79,7 +71,7 @@ def local(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         job("hybrid latent setting cp2", hybrid, HYBRID, MLA, CP2),
         job("hybrid latent setting pp2", hybrid, HYBRID, MLA, PP2),
         job("mamba", hybrid, HYBRID, MAGI, {"hybrid-layer-pattern": "*-ME"}),
-        job("no engine", hybrid, engine_hybrid(megatron_checkout), MAGI),
+        job("no engine", hybrid, engine_hybrid(), MAGI),
     ]
     if version_of(megatron_checkout) >= (0, 19):
         jobs += [
@@ -94,8 +86,8 @@ def local(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def engine(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    gpt, hybrid = megatron_checkout / "pretrain_gpt.py", hybrid_script(megatron_checkout)
-    stack = engine_hybrid(megatron_checkout)
+    gpt, hybrid = megatron_checkout / "pretrain_gpt.py", megatron_checkout / "pretrain_hybrid.py"
+    stack = engine_hybrid()
     jobs = [
         job("te stock", gpt, ENGINE),
         job("te cp1", gpt, ENGINE, MAGI),

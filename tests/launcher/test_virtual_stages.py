@@ -43,8 +43,6 @@ def chunked(name: str, pp: int) -> Flags:
 
 @pytest.fixture(scope="module")
 def results(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    if version_of(megatron_checkout) < (0, 18):
-        pytest.skip("0.17 pairs such messages wrongly over gloo, also without the flag")
     script = megatron_checkout / "pretrain_gpt.py"
     jobs = [
         job("stock of pp2", script, FOUR, TIED),

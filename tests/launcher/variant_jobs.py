@@ -18,10 +18,8 @@ os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # which Megatron's checks read
 
 def _read_docstrings_once() -> None:
     """Megatron parses sources of its classes for every parser that it makes; it takes seconds."""
-    try:
-        from megatron.training.argument_utils import ArgumentGroupFactory
-    except ImportError:  # before 0.18
-        return
+    from megatron.training.argument_utils import ArgumentGroupFactory
+
     original, answers = ArgumentGroupFactory._get_field_docstrings, {}
 
     def read(self: Any, kind: Any) -> Any:

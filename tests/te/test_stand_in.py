@@ -18,8 +18,6 @@ OF_THE_STAND_IN = {
     *("Exchange", "enter_parallel", "leave_parallel"),
 }
 """Helpers that its layers share, which the package has no counterpart of."""
-OLD_ARGUMENTS = {"hidden_size"}
-"""Names that Megatron 0.16 still passes."""
 
 
 def definitions() -> Iterator[tuple[str, str, ast.ClassDef | ast.FunctionDef]]:
@@ -53,7 +51,7 @@ def arguments(function: ast.FunctionDef) -> set[str]:
     """Names that a caller may use."""
     given = function.args
     names = {each.arg for each in [*given.args, *given.kwonlyargs]}
-    return names - {"self", "cls", *OLD_ARGUMENTS}
+    return names - {"self", "cls"}
 
 
 @pytest.mark.parametrize(

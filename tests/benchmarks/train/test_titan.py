@@ -30,7 +30,6 @@ def rows(_: int, ways: list[str]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.one_version
 @pytest.mark.timeout(900)
 def test_all_ways_have_the_losses_of_ours() -> None:
     pytest.importorskip("torchtitan")

@@ -21,12 +21,9 @@ class RMSNorm(TransformerEngineBaseModule):
         sequence_parallel: bool = False,
         params_dtype: torch.dtype | None = None,
         zero_centered_gamma: bool = False,
-        hidden_size: int = 0,
         **unused: Any,
     ) -> None:
-        """`hidden_size` is what Megatron 0.16 calls `normalized_shape`."""
         super().__init__()
-        normalized_shape = normalized_shape or hidden_size
         self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
         start = torch.full((normalized_shape,), float(not zero_centered_gamma), dtype=params_dtype)
         self.weight = replicated(start, sequence_parallel)

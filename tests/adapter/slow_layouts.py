@@ -1,10 +1,9 @@
-"""Layouts that scripts/test.sh trains with one megatron-core alone, and with --all only.
+"""Layouts that scripts/test.sh trains with --all only.
 
-What each of them combines is also in another layout of its file, or does not depend on Megatron's
-version; those others run with both.
+Another layout of the same file covers what each of them combines.
 """
 
-ONE_VERSION = {
+SLOW_LAYOUTS = {
     "test_layouts.py": {
         *("tp2", "tp2-sp", "pp2", "pp2-vpp2", "cp2", "cp4", "dp2", "dp2-cp2", "cp2-pp2"),
         *("tp2-sp-cp2", "dp2-distributed-optimizer", "dp2-cp2-overlap", "cp2-recompute-core-attn"),
