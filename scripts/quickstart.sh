@@ -17,7 +17,7 @@ print("Python", sys.version.split()[0], *(f"{n} {m.version(n)}" for n in ("torch
   sed 's/, / /'
 
 echo "== 1/5 packing the Python standard library's sources"
-"$python" -W ignore scripts/prepare_data.py "$("$python" -c 'import os; print(os.path.dirname(os.__file__))')" \
+"$python" -W ignore -m megatron_magi data "$("$python" -c 'import os; print(os.path.dirname(os.__file__))')" \
   --output "$data" --include '*.py' --split '(async )?def |class ' \
   --exclude site-packages dist-packages test tests idlelib lib2to3 pydoc_data ensurepip \
   --max-bytes 4000000 | tail -1
@@ -46,5 +46,10 @@ echo "== 3/5 the same with ${magi[*]}"
 train 2 magi "${magi[@]}"
 echo "== 4/5 negative control: the same with one document boundary moved by a token (--magi-mask)"
 train 2 moved_boundary "${magi[@]}" --magi-mask examples/moved_boundary.py:moved_boundary
-echo "== 5/5 comparison"
-"$python" scripts/quickstart_report.py "$runs" --recipe recipes/own_trainer/tiny_llama_cpu.yaml
+echo "== 5/5 comparison: losses, gradient norms, and all gradients of step 10"
+"$python" -m megatron_magi compare "$runs/dense" "$runs/magi" --expect-fail "$runs/moved_boundary" \
+  --out "$runs/loss"
+"$python" -m megatron_magi viz --data "$data" --seq-length 32768 --cp 4 --heads 32,8,64 --only shares \
+  --out "$runs"
+echo "next: torchrun -m megatron_magi.run pretrain_gpt.py <your flags> --attention-backend magi"
+echo "      your own Megatron job: docs/megatron_lm.md; your own text: docs/quickstart.md"

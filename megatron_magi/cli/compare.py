@@ -24,7 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from megatron_magi.cli.compare_report import NoiseReport, PlainReport
 from megatron_magi.cli.parser import UsageError, add_output_options
 from megatron_magi.compare.differences import Comparison, Gates, compare
 from megatron_magi.compare.evidence import read_evidence
-from megatron_magi.compare.gradient_errors import Baseline
+from megatron_magi.compare.gradient_errors import Baseline, gradient_errors
 from megatron_magi.compare.mean_floor import read_mean_floor
 from megatron_magi.compare.noise_floor import NoiseGates, read_noise_floor
 from megatron_magi.compare.noise_gates import Judged, judge
@@ -42,6 +42,7 @@ PLAIN = {
     "first_step": ("first_step", "loss and gradient norm of step 1"),
     "any_step_loss": ("any_loss", "loss of any step"),
     "any_step_grad_norm": ("any_grad_norm", "gradient norm of any step"),
+    "gradient": ("any_gradient", "gradient of any parameter, at the first step that saved them"),
 }
 NOISE = {
     "step_1_loss": "relative loss difference at step 1",
@@ -160,13 +161,22 @@ def _plain(options: argparse.Namespace) -> PlainReport:
     baseline = read_run(options.runs[0])
 
     def compared(folder: Path) -> Comparison:
-        run = read_run(folder)
-        if options.steps is None:
-            return compare(run, baseline, gates, options.allow_shorter)
-        return compare(run.first(options.steps), baseline, gates, allow_shorter=True)
+        run, shorter = read_run(folder), options.allow_shorter
+        if options.steps is not None:
+            run, shorter = run.first(options.steps), True
+        found = compare(run, baseline, gates, shorter)
+        return replace(found, gradient=_first_gradient(folder, options.runs[0]))
 
     runs, controls = ([*map(compared, folders)] for folders in (options.runs, options.expect_fail))
     return PlainReport(runs, controls)
+
+
+def _first_gradient(run: Path, baseline: Path) -> float | None:
+    """The largest error of a gradient, at the first iteration that both runs saved."""
+    errors = [] if run == baseline else gradient_errors(run, Baseline((baseline,)))
+    first = min((error.iteration for error in errors), default=0)
+    found = (error.relative_error for error in errors if error.iteration == first)
+    return max(found, default=None)
 
 
 def _with_noise(options: argparse.Namespace) -> NoiseReport:

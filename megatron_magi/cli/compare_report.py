@@ -33,12 +33,12 @@ class PlainReport:
         head = (
             f"{'run':<{width}}{'steps':>6}{'first loss':>12}{'last loss':>12}"
             f"{'grad norm 1':>13}{'tokens/s':>11}{'step 1':>10}{'loss':>10}{'grad norm':>11}"
-            f"  verdict"
+            f"{'gradient':>10}  verdict"
         )
         g = every[0].gates
         limits = (
             f"{'thresholds':<{width}}{'':>54}{g.first_step:>10.0e}{g.any_step_loss:>10.0e}"
-            f"{g.any_step_grad_norm:>11.0e}"
+            f"{g.any_step_grad_norm:>11.0e}{g.gradient:>10.0e}"
         )
         rows = [self._row(c, width) for c in every]
         speed = speed_lines([c.run for c in every])
@@ -46,12 +46,15 @@ class PlainReport:
 
     def _row(self, c: Comparison, width: int) -> str:
         r = c.run
-        differences = (c.first_step, c.loss_difference.max(), c.grad_norm_difference.max())
-        shown = ["-"] * 3 if c is self.runs[0] else [f"{d:.1e}" for d in differences]
+        differences = (
+            *(c.first_step, c.loss_difference.max(), c.grad_norm_difference.max()),
+            c.gradient,
+        )
+        shown = ["-" if c is self.runs[0] or d is None else f"{d:.1e}" for d in differences]
         return (
             f"{r.name:<{width}}{len(r.loss):>6}{r.loss[0]:>12.6f}{r.loss[-1]:>12.6f}"
             f"{r.grad_norm[0]:>13.6f}{r.median_tokens_per_second:>11,.0f}"
-            f"{shown[0]:>10}{shown[1]:>10}{shown[2]:>11}  {self._verdict(c)}"
+            f"{shown[0]:>10}{shown[1]:>10}{shown[2]:>11}{shown[3]:>10}  {self._verdict(c)}"
         )
 
     def _verdict(self, c: Comparison) -> str:
@@ -80,6 +83,7 @@ class PlainReport:
             "first_step_difference": number(c.first_step),
             "worst_loss_difference": number(c.loss_difference.max()),
             "worst_grad_norm_difference": number(c.grad_norm_difference.max()),
+            "worst_gradient_error": None if c.gradient is None else number(c.gradient),
             "passed": c.passed,
         }
 

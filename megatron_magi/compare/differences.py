@@ -63,6 +63,8 @@ class Gates:
     """Loss of any iteration: rounding, amplified by training (2e-6 in 60 steps on 2 cores)."""
     any_step_grad_norm: float = 1e-2
     """Gradient norm of any iteration (4e-5 seen)."""
+    gradient: float = 1e-4
+    """Error of any parameter's gradient, at the first iteration whose gradients were saved."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Comparison:
     """|loss - baseline| / baseline, per iteration."""
     grad_norm_difference: Curve
     gates: Gates
+    gradient: float | None = None
+    """Largest relative L2 error of a parameter's gradient; None if none were saved."""
 
     @property
     def first_step(self) -> float:
@@ -87,6 +91,7 @@ class Comparison:
             self.first_step <= self.gates.first_step
             and float(self.loss_difference.max()) <= self.gates.any_step_loss
             and float(self.grad_norm_difference.max()) <= self.gates.any_step_grad_norm
+            and (self.gradient is None or self.gradient <= self.gates.gradient)
         )
 
 

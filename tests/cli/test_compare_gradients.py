@@ -14,7 +14,7 @@ from megatron_magi.compare.gradient_folder import (
 )
 from megatron_magi.training.process.whole_files import partial_folder
 from tests.cli.command import Capture, run
-from tests.cli.compare_runs import ODD, PARAMETERS, Write, dump, judge
+from tests.cli.compare_runs import ODD, PARAMETERS, Write, dump, judge, write_run
 
 
 def test_the_worst_parameter_is_named(
@@ -92,3 +92,25 @@ def test_other_parameters_are_refused(
     finish(partial, {"w": ((3,), write_gradient(partial, "w", np.ones(3, np.float32)))})
     code, _, err = run(capsys, "compare", family[0], str(wrong), "--noise", family[1])
     assert code == 2 and "must be of one model, got another decoder.layers.0.weight" in err
+
+
+def test_without_noise_the_first_saved_gradients_count(capsys: Capture, tmp_path: Path) -> None:
+    """Those of later steps differ by what training amplifies."""
+    torch = pytest.importorskip("torch")
+    runs = {"dense": (0.0, 0.0), "magi": (1e-6, 0.5), "moved": (1e-2, 1e-2), "no gradients": ()}
+    for name, errors in runs.items():
+        write_run(tmp_path / name, 0.0)
+        for iteration, error in zip((10, 20), errors, strict=False):
+            folder = tmp_path / name / "save" / "wgrads" / f"iter_{iteration:07d}"
+            folder.mkdir(parents=True)
+            held = {"weight": torch.ones(4) * (1 + error), "bias": torch.ones(2)}
+            torch.save({"model_chunk0": held}, folder / "mp_rank_00.pth")
+    dense, magi, moved, nothing = (str(tmp_path / name) for name in runs)
+    code, out, _ = run(
+        capsys, "compare", dense, magi, nothing, "--expect-fail", moved, "--no-figure"
+    )
+    verdicts = [line.split()[-3:] for line in out.splitlines() if line.split()[-1:] == ["PASS"]]
+    assert code == 0 and "CAUGHT" in out and "NOT CAUGHT" not in out
+    assert [words[1] for words in verdicts] == ["1.0e-06", "-"]
+    strict = ("--any-gradient", "1e-7", "--no-figure", "-q")
+    assert run(capsys, "compare", dense, magi, *strict)[:2] == (1, "FAIL magi\n")

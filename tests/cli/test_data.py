@@ -68,21 +68,6 @@ def test_one_line_or_one_object_for_other_programs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_script_of_a_checkout_is_the_command(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_text("text")
-    script = [sys.executable, str(ROOT / "scripts" / "prepare_data.py")]
-    runs = [
-        subprocess.run(
-            [*start, "t.txt", "--output", "c"],
-            capture_output=True, text=True, timeout=120, cwd=tmp_path, env=environment(),
-        )
-        for start in (COMMAND, script)
-    ]  # fmt: skip
-    assert runs[0].returncode == runs[1].returncode == 0, runs
-    assert runs[0].stdout == runs[1].stdout and "1 documents, 5 tokens," in runs[0].stdout
-
-
-@pytest.mark.slow
 def test_two_commands_train_the_tiny_recipe_in_any_folder(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
     pytest.importorskip("omegaconf")

@@ -18,7 +18,6 @@ from megatron_magi.launcher.batch import (
     dispatch_dict,
     replace_cp_batch,
     replace_scheduled_batch,
-    replace_thd_batch,
     wrap_sft_dataset,
 )
 from megatron_magi.launcher.documents import MaskRequest
@@ -154,16 +153,6 @@ def test_megatrons_slicing_is_left_out() -> None:
     hooked = replace_cp_batch(never, launch_of(8))
     local = hooked(given, is_hybrid_cp=False, cp_group="ignored")
     assert torch.equal(local["tokens"], given["tokens"]) and carried_plan(local["tokens"])
-
-
-def test_packed_samples_come_back_with_their_parameters() -> None:
-    """The boundaries tell the plan, and do not become entries of the batch."""
-    given, bounds = rows(1, 8), torch.tensor([[0, 3, 8]], dtype=torch.int32)
-    local, params = replace_thd_batch(never, launch_of(8))(given, bounds, None, torch.tensor(5))
-    assert local.keys() == given.keys() and torch.equal(local["tokens"], given["tokens"])
-    assert plan_of(local).token_plan.mask.area() == triangle(3, 5)
-    assert params.qkv_format == "thd"
-    assert params.cu_seqlens_q is bounds and params.cu_seqlens_kv is bounds
 
 
 @pytest.mark.parametrize("by_name", [False, True])
