@@ -6,6 +6,7 @@ examples:
   megatron-magi plan --cu-seqlens @documents.txt --cp 64 --quiet
   megatron-magi plan --data runs/data/python_stdlib --seq-length 32768 --cp 8
   megatron-magi plan --recipe recipes/own_trainer/tiny_llama_cpu.yaml parallel.cp=4 --json
+  megatron-magi plan --data PREFIX --seq-length 32768 --gpus 64 --layouts     DP, CP or both?
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from megatron_magi.cli import layouts
+from megatron_magi.cli.layouts import add_layout_options
 from megatron_magi.cli.mask_source import PlanInput, add_mask_options, plan_input, refuse_empty
 from megatron_magi.cli.parser import UsageError, add_output_options
 
@@ -30,11 +33,14 @@ MAX_REPORT = 2**32
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mask_options(parser)
+    add_layout_options(parser)
     add_output_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Plan, print, 0."""
+    if options.layouts:
+        return layouts.run(options)
     given = plan_input(options)
     refuse_empty(given, "a plan")
     began = time.perf_counter()
