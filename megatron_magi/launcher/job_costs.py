@@ -5,16 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from megatron_magi.balance.cost import TILE, CostShape
-from megatron_magi.launcher.job_sizes import heads_of
+from megatron_magi.launcher.job_sizes import heads_of, knows_heads
 
 
 def cost_shape(args: Any) -> CostShape:
-    """Costs of one tensor-parallel rank in products of TILE * TILE numbers."""
+    """Costs of one query head, and of its share of the other products, in 2 * TILE * TILE flops.
+
+    Without the sizes of heads, which a checkpoint or a script may bring, tiles alone count.
+    """
+    if not knows_heads(args):
+        return CostShape(tile_cost=1, token_cost=0, full_layers=1)
     heads, window = heads_of(args), _window(args)
     layers = [window is not None and _is_window_layer(args, i) for i in range(args.num_layers)]
+    products = 3 * args.num_layers * _weights_of_layer(args)
     return CostShape(
-        tile_cost=heads.num_heads_q * (4 * heads.head_dim + 3 * heads.value_dim),
-        token_cost=args.num_layers * 3 * _weights_of_layer(args) // (TILE * TILE),
+        tile_cost=4 * heads.head_dim + 3 * heads.value_dim,
+        token_cost=products // (TILE * TILE * heads.num_heads_q),
         full_layers=layers.count(False),
         window_layers=layers.count(True),
         window=window or 0,

@@ -82,7 +82,10 @@ class StepBalance:
         _, replicas, micro = rounds.shape
         numbers = rounds.reshape(-1)
         places = order_of_megatron(len(numbers), replicas, micro)
-        line = "nothing to deal: a step has one sample a replica, or one replica without stages"
+        line = (
+            "nothing to deal in the first step, which has one sample a replica, or one replica "
+            "without pipeline stages; a larger --global-batch-size gives a choice"
+        )
         if rules.has_choice(rounds):
             costs = costs_of(dataset, numbers, rules.shape)
             places = deal_step(
@@ -102,13 +105,15 @@ def costs_of(dataset: Any, numbers: Int64Array, shape: CostShape) -> Int64Array:
 
 def _line(costs: Int64Array, places: Int64Array, rules: Rules) -> str:
     replicas, _, micro = places.shape
+    if replicas == 1:
+        return f"{len(costs)} samples a step, the cheapest microbatches first and last"
     order = order_of_megatron(len(costs), replicas, micro)
     mean = max(1, int(costs.sum())) / replicas
     before, after = (fullest(costs, each, rules.lockstep) / mean for each in (order, places))
-    kind = "replicas of a microbatch" if rules.lockstep else "replica"
-    staged = ", cheapest microbatches first and last" if rules.pipelined else ""
+    kind = "fullest replicas of microbatches" if rules.lockstep else "fullest replica"
+    staged = ", the cheapest microbatches first and last" if rules.pipelined else ""
     return (
-        f"{len(costs)} samples a step over {replicas} replicas, fullest {kind} {before:.2f} -> "
+        f"{len(costs)} samples a step over {replicas} replicas, {kind} {before:.2f} -> "
         f"{after:.2f} of the mean (first step){staged}"
     )
 

@@ -22,6 +22,7 @@ from tests.launcher.layouts import (
     PP2,
     SEQ_AUX,
     SMALL_SCRIPT,
+    TP2_SP,
     VIRTUAL_STAGES,
     Flags,
     assert_same_training,
@@ -40,6 +41,7 @@ BALANCE: Flags = {"magi-balance-step": True}
 STEPS: Flags = {"seq-length": 192, "global-batch-size": 8, "train-iters": 3, **BY_CU_SEQLENS}
 DP2: Flags = {**MAGI, "world": 2}
 FOUR: Flags = {**FOUR_LAYERS, "global-batch-size": 8}
+WHOLE: Flags = {"dataloader-inter-document-masking": None}
 GUARD = "forbid_our_communication_in_the_build"
 VALIDATE: Flags = {"eval-iters": 1, "eval-interval": 2, "split": "90,10,0"}
 CYCLIC: Flags = {"dataloader-type": "cyclic", "no-data-sharding": True}
@@ -81,6 +83,7 @@ def long(data: Flags, blend: Flags, folder: Path) -> list[Flags]:
         *pair("pp2 vpp", data, PP2, FOUR, layers, damage=GUARD),
         *pair("pp2 dp2", data, PP2, FOUR, {"world": 2}),
         *pair("cp2 joined", data, CP2, {"world": 2}, joined),
+        *pair("tp2 dp2", data, MAGI, TP2_SP, {"world": 2}),
         *pair("schedule", data, DP2, SCHEDULE),
         *pair("workers", data, DP2, {"num-workers": 2}),
         *pair("shards", data, DP2, {"dataloader-type": "cyclic"}),
@@ -100,6 +103,7 @@ def short(data: Flags, blend: Flags, folder: Path) -> list[Flags]:
             "one differs", SMALL_SCRIPT, STEPS, data, DP2, BALANCE, damage="keep_samples_on_rank_0"
         ),
         job("unseen", SMALL_SCRIPT, STEPS, data, DP2, BALANCE, damage="keep_samples_unseen"),
+        job("whole", SMALL_SCRIPT, STEPS, data, DP2, BALANCE, WHOLE),
         job("nothing", SMALL_SCRIPT, STEPS, data, DP2, BALANCE, {"global-batch-size": 2}),
     ]
 
@@ -135,9 +139,16 @@ def line(results: Flags, name: str) -> str:
     return "".join(said)
 
 
+def assert_equal_steps(results: Flags, name: str) -> None:
+    """Losses and gradient norms of the dealt job are those of the job in order."""
+    ours, stock = results[name], results[f"{name} in order"]
+    assert_same_training(ours, stock)
+    assert values(ours)["grad_norm"] == pytest.approx(values(stock)["grad_norm"], rel=1e-6)
+
+
 @pytest.mark.parametrize("name", ["dp2", "cyclic blend"])
 def test_dealt_steps_train_as_in_order(results: Flags, name: str) -> None:
-    assert_same_training(results[name], results[f"{name} in order"])
+    assert_equal_steps(results, name)
     assert steps(results, name) == steps(results, f"{name} in order")
     first = [results[each]["values"][0]["drawn"]["train"] for each in (name, f"{name} in order")]
     assert first[0] != first[1], "nothing was dealt"
@@ -155,13 +166,14 @@ def test_one_line_says_what_was_dealt(results: Flags) -> None:
     assert "8 samples a step over 2 replicas, fullest replica " in said
     before, after = (float(x) for x in said.split("replica ")[1].split(" of")[0].split(" -> "))
     assert 1 <= after < before
-    assert "nothing to deal: a step has one sample a replica" in line(results, "nothing")
+    assert "nothing to deal in the first step, which has one sample" in line(results, "nothing")
     assert line(results, "dp2 in order") == ""
 
 
 def test_a_replica_that_deals_differently_is_an_error_everywhere(results: Flags) -> None:
     said = error_of(results, "one differs")
-    assert "AgreementError: all ranks must deal the samples of a step alike, got dealing" in said
+    line = "AgreementError: all ranks must deal the samples of a step alike, got dealing"
+    assert said.count(line) == 2, "one on each rank"
     assert "on rank 1 and" in said and "train a sample twice" in said
 
 
@@ -172,15 +184,17 @@ def test_without_the_comparison_it_trains_something_else(results: Flags) -> None
     )
 
 
-LAYOUTS = ["pp2 vpp", "pp2 dp2", "cp2 joined", "schedule", "workers", "shards", "eod", "experts"]
+LAYOUTS = ["pp2 vpp", "pp2 dp2", "cp2 joined", "tp2 dp2", "schedule", "workers", "shards", "eod"]
+LAYOUTS.append("experts")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_more_dealt_steps_train_as_in_order(more_results: Flags, name: str) -> None:
-    assert_same_training(more_results[name], more_results[f"{name} in order"])
-    assert "fullest" in line(more_results, name) or name == "pp2 vpp"
+    assert_equal_steps(more_results, name)
+    said = "8 samples a step, the cheapest" if name == "pp2 vpp" else "replicas, fullest replica"
+    assert said in line(more_results, name)
 
 
 @pytest.mark.slow
@@ -205,3 +219,8 @@ def test_a_run_that_is_loaded_goes_on_with_the_same_steps(more_results: Flags) -
     )
     assert resumed["loss"] == whole["loss"][2:] and resumed["grad_norm"] == whole["grad_norm"][2:]
     assert elsewhere["loss"] == pytest.approx(whole["loss"][2:], rel=1e-6)
+
+
+def test_samples_without_documents_are_refused_before_anything_is_built(results: Flags) -> None:
+    said = error_of(results, "whole")
+    assert "SystemExit: --magi-balance-step requires documents in a sample, got none" in said
