@@ -136,7 +136,7 @@ SFT = {
 }
 """Ranks have different numbers of counted tokens."""
 SFT_FOUR = {"num-layers": 4}
-OF_TWO = {"world": 2, "global-batch-size": 8}
+OF_TWO = {"world": 2, "global-batch-size": 4}
 DEALT = {"magi-balance-step": True}
 
 
