@@ -22,6 +22,11 @@ OTHER_FLAGS = {
         "A function that Python can import; it makes the mask of every microbatch, see "
         "[any other mask](#any-other-mask).",
     ),
+    "balance_step": (
+        "none",
+        "The samples of a step are dealt to replicas and microbatches so that their attention "
+        "costs the same, see [samples of equal cost](#samples-of-equal-cost).",
+    ),
     "measure_costs": (
         "none",
         "The rates of the cost table are measured when the model is built, agreed by all ranks, "

@@ -51,6 +51,8 @@ class Options:
     config: MagiConfig
     mask_name: str | None = None
     """The value of --magi-mask, `package.module:function` or `FILE.py:function`."""
+    balance_step: bool = False
+    """Deal the samples of a step to replicas and microbatches by the cost of their attention."""
 
     def mask_function(self) -> MaskFunction | None:
         """The function itself.
@@ -82,10 +84,10 @@ def take_flags(argv: Sequence[str]) -> tuple[Options | None, list[str]]:
         has_ours = not {"magi", "--attention-backend=magi"}.isdisjoint(argv)
         # Megatron's own parser would take each value in turn, and does not know ours.
         return None, [*rest, "--attention-backend", backend] if has_ours and backend else list(argv)
-    mask_name = given.pop("mask", None)
+    mask_name, balance_step = given.pop("mask", None), given.pop("balance_step", False)
     try:
         costs = CostTable(**{name: given.pop(name) for name in COST_FLAGS if name in given})
-        options = Options(MagiConfig(costs=costs, **given), mask_name)
+        options = Options(MagiConfig(costs=costs, **given), mask_name, balance_step)
         options.mask_function()
     except (TypeError, ValueError) as error:
         parser.error(str(error))
@@ -115,6 +117,9 @@ def flag_parser() -> argparse.ArgumentParser:
         options = {key: value for key, value in settings.items() if key != "flag"}
         parser.add_argument(_flag_of(name), dest=name, default=None, **options)
     parser.add_argument("--magi-mask", dest="mask", metavar="MODULE:FUNCTION")
+    parser.add_argument(
+        "--magi-balance-step", dest="balance_step", action="store_true", default=None
+    )
     return parser
 
 

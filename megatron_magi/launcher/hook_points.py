@@ -14,6 +14,7 @@ from typing import Any
 
 from megatron_magi.adapter.compat import MegatronVersion
 from megatron_magi.launcher import (
+    balanced_loader,
     batch,
     checkpoints,
     data_files,
@@ -101,6 +102,10 @@ HOOK_POINTS = (
     HookPoint(
         "data-file", "megatron.core.datasets.indexed_dataset", "IndexedDataset.__init__",
         ("path_prefix",), data_files.wrap_open_data_file,
+    ),
+    HookPoint(
+        "loader", "megatron.training.datasets.data_samplers", "build_pretraining_data_loader",
+        ("dataset", "consumed_samples"), balanced_loader.wrap_data_loader, everywhere=True,
     ),
     HookPoint(
         "samples", "megatron.core.rerun_state_machine", "RerunDataIterator.__next__", (),

@@ -126,7 +126,13 @@ def judge(job: Job, gpus: int | None = None, *, here: bool = True) -> Accepted:
         RefusedJob: with all refusals of the launcher at once, or with Megatron's first one.
     """
     count = job.model_size if gpus is None else gpus
-    rules = refusals(job.args, job.config, mask_name=job.options.mask_name, here=False)
+    rules = refusals(
+        job.args,
+        job.config,
+        mask_name=job.options.mask_name,
+        balance_step=job.options.balance_step,
+        here=False,
+    )
     rules += [*_world(job, count), *run_needs(job.args)]
     of_machine = machine_refusals(job.args, job.config) if here else []
     lines = [*job.faults, *([*rules, *of_machine] or _megatrons_own(job, count, here))]

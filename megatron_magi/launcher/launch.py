@@ -16,6 +16,7 @@ from megatron_magi.launcher.documents import bounds_of_sample, repeatable
 from megatron_magi.launcher.flags import MaskFunction, Options
 from megatron_magi.launcher.microbatch_documents import Microbatch
 from megatron_magi.launcher.plans_ahead import PlansAhead
+from megatron_magi.launcher.step_balance import StepBalance
 
 Key = tuple[tuple[int, ...], int | None]
 """A microbatch: its boundaries, and the digest of its mask if that is not causal in each."""
@@ -86,6 +87,8 @@ class Launch:
     sequences: tuple[int, int] | None = None
     """(sequences in a microbatch, tokens in each) of the schedule that runs; None outside one."""
     stats: StepStats = field(default_factory=StepStats)
+    balance: StepBalance = field(default_factory=StepBalance)
+    """The steps that this rank's loaders dealt, under --magi-balance-step."""
     installed: list[str] = field(default_factory=list)
     """Names of the hook points that are in place."""
     _recent: dict[Key, MagiPackedSeqParams] = field(default_factory=dict, repr=False)
@@ -106,6 +109,7 @@ class Launch:
         self._recent.clear()
         self.model_config, self.sequences, self.stats = None, None, StepStats()
         self.startup_line, self.has_said_startup = None, False
+        self.balance = StepBalance()
         self._begin()  # a new microbatch: the old one keeps a group of the tensor-parallel ranks
 
     def bounds_of(self, sample: dict[str, Any]) -> list[int]:

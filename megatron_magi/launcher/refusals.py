@@ -23,6 +23,7 @@ from megatron_magi.adapter.mtp import check_hidden_state_mixing
 from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.plan.token_layout import check_chunk_size
+from megatron_magi.launcher.balance_refusals import balance_refusals
 from megatron_magi.launcher.job_sizes import (
     has_latent_layers,
     microbatch_tokens,
@@ -113,6 +114,7 @@ def refusals(
     magi: MagiConfig | None = None,
     *,
     mask_name: str | None = None,
+    balance_step: bool = False,
     here: bool = True,
 ) -> list[str]:
     """One line for every setting that does not work; an empty list for a job that starts.
@@ -121,6 +123,7 @@ def refusals(
         args: Megatron's arguments as they were parsed, before `validate_args`.
         magi: our own settings; default `MagiConfig()`.
         mask_name: the value of --magi-mask.
+        balance_step: whether --magi-balance-step is given.
         here: whether the job runs on this machine; else the rules about the machine are left out.
     """
     config = MagiConfig() if magi is None else magi
@@ -129,18 +132,22 @@ def refusals(
     lines = [line for row in REFUSALS for line in row.lines(args)]
     lines += [line for rule in RULES for line in rule(args, config)]
     lines += _windows_beside_a_mask(args, mask_name)
+    lines += balance_refusals(args, mask_name) if balance_step else []
     return lines + (machine_refusals(args, config) if here else [])
 
 
 def refuse_arguments(
-    args: Any, magi: MagiConfig | None = None, mask_name: str | None = None
+    args: Any,
+    magi: MagiConfig | None = None,
+    mask_name: str | None = None,
+    balance_step: bool = False,
 ) -> None:
     """End the process if the job has a setting that does not work.
 
     Raises:
         SystemExit: with one line for each, all at once.
     """
-    lines = refusals(args, magi, mask_name=mask_name)
+    lines = refusals(args, magi, mask_name=mask_name, balance_step=balance_step)
     if lines:
         raise SystemExit("\n".join(lines))
 

@@ -90,17 +90,24 @@ def require_documents(launch: Launch, iterators: Any) -> None:
     """
     if not launch.expects_cu_seqlens():
         return
-    each = iterators if isinstance(iterators, list) else [iterators]
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    missing = torch.tensor([any(_lacks_documents(launch, x) for x in each)], device=device).int()
+    lacking = any(_lacks_documents(sample) for sample in peek_samples(launch, iterators))
+    missing = torch.tensor([lacking], device=device).int()
     if dist.is_initialized():
         dist.all_reduce(missing, op=dist.ReduceOp.MAX)
     if missing.item():
         raise missing_documents()
 
 
-def _lacks_documents(launch: Launch, iterator: Any) -> bool:
-    if not isinstance(iterator, RerunDataIterator):
-        return False
-    sample = _draw_ahead(launch, iterator).peek()
+def peek_samples(launch: Launch, iterators: Any) -> list[Any]:
+    """The sample that each iterator of a schedule gives next.
+
+    Args:
+        iterators: one, a list for virtual stages, or None.
+    """
+    each = iterators if isinstance(iterators, list) else [iterators]
+    return [_draw_ahead(launch, x).peek() for x in each if isinstance(x, RerunDataIterator)]
+
+
+def _lacks_documents(sample: Any) -> bool:
     return isinstance(sample, dict) and sample.get("cu_seqlens") is None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.adapter.pipeline_agreement import finish_pipeline_agreement
+from megatron_magi.launcher.balance_agreement import agree_on_dealing
 from megatron_magi.launcher.launch import Launch, hook
 from megatron_magi.launcher.opening import begin
 
@@ -48,6 +49,7 @@ def run_schedule(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) ->
             "neither; run it without the flag"
         )
     begin(launch, kwargs["data_iterator"])
+    agree_on_dealing(launch, kwargs["data_iterator"], not kwargs.get("forward_only"))
     length, count = kwargs["seq_length"], kwargs["micro_batch_size"]
     kwargs["seq_length"] = pipeline_seq_length(
         length * count, launch.model_config, launch.options.config

@@ -18,7 +18,8 @@ from megatron_magi.launcher.refusals import refuse_arguments
 @hook
 def wrap_validate_args(launch: Launch, original: Any, args: Any, *rest: Any, **kwargs: Any) -> Any:
     """For `validate_args`: our refusals come first, then our settings, then Megatron's checks."""
-    refuse_arguments(args, launch.options.config, launch.options.mask_name)
+    options = launch.options
+    refuse_arguments(args, options.config, options.mask_name, options.balance_step)
     said = change_settings(args)
     take_settings(launch, args)
     with any_seq_length(args):

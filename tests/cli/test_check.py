@@ -25,6 +25,7 @@ SWITCH = ["--attention-backend", "magi"]
 SCRIPT = str(ROOT / "tests" / "launcher" / "pretrain_small.py")
 TINY_JOB = [SCRIPT, *words(TINY), *SWITCH]
 WITHOUT_GROUPS = {name: value for name, value in TINY.items() if "group" not in name}
+BALANCE = ["--magi-balance-step"]
 CP2 = ["--context-parallel-size", "2"]
 HAS_TRAINING = megatron_magi.adapter.MEGATRON_VERSION[:2] == (0, 19)
 
@@ -53,6 +54,9 @@ COMMANDS = {
     "refused json": ["--json", "--", *TINY_JOB, "--yaml-cfg", "a"],
     "machine": ["--", *TINY_JOB, "--transformer-impl", "transformer_engine"],
     "elsewhere": ["--elsewhere", "--", *TINY_JOB, "--transformer-impl", "transformer_engine"],
+    "balanced": ["--gpus", "2", "--", *TINY_JOB, *BALANCE, "--reset-attention-mask"],
+    "no documents": ["--gpus", "2", "--", *TINY_JOB, *BALANCE],
+    "own loader": ["--", *TINY_JOB, *BALANCE, "--sft", "--dataloader-type", "external"],
     "megatron": ["--gpus", "4", "--", *TINY_JOB, "--global-batch-size", "3"],
     "wordless": ["--", *TINY_JOB, "--hidden-size", "66"],
     "environment": ["--", *TINY_JOB, *CP2],
@@ -133,6 +137,10 @@ def test_a_job_is_accepted_with_its_plans(done: dict[str, Done]) -> None:
         assert part in found.out
 
 
+def test_a_job_of_balanced_steps_is_accepted(done: dict[str, Done]) -> None:
+    assert "accepted: 2 GPUs as tp 1, pp 1, cp 1, dp 2;" in done["balanced"].out
+
+
 def test_every_head_has_keys_of_its_own_without_the_flag_for_groups(done: dict[str, Done]) -> None:
     assert "heads 4/4x16 on a rank" in done["no groups"].out
 
@@ -194,6 +202,8 @@ def test_a_job_of_another_machine_is_not_judged_by_this_one(done: dict[str, Done
         ("experts", "expert x pipeline parallel size 8 requires a multiple of 8 as GPUs, got 2"),
         ("strange flag", "flags of Megatron 0.19.2 are required, got unrecognized arguments: --f"),
         ("stray word", "got unrecognized arguments: 3; mend them"),
+        ("no documents", "--magi-balance-step requires documents in a sample, got none"),
+        ("own loader", "--magi-balance-step requires --dataloader-type single or cyclic, got ex"),
         ("our flag", "got --magi-transprot; the nearest is --magi-transport"),
         ("no switch", "a job with --attention-backend magi is required, got none"),
     ],

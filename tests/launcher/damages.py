@@ -13,7 +13,7 @@ import megatron_magi
 from megatron_magi.adapter import cpu
 from megatron_magi.adapter.pipeline_agreement import open_pipeline_agreement
 from megatron_magi.adapter.replace import replace_everywhere
-from megatron_magi.launcher import documents, hook_points, model_hooks
+from megatron_magi.launcher import documents, hook_points, model_hooks, schedule, step_balance
 
 
 def leave_batches_to_megatron() -> None:
@@ -75,6 +75,24 @@ def plan_otherwise_on_middle_stages() -> None:
     """Stages that read no rows cut the sequence in two documents."""
     bounds = model_hooks.sequence_bounds
     model_hooks.sequence_bounds = lambda sequences: [0, 7, bounds(sequences)[-1]]
+
+
+def keep_samples_on_rank_0() -> None:
+    """One replica takes Megatron's samples, while the others take dealt ones."""
+    dealt = step_balance.deal_step
+
+    def kept(costs: Any, replicas: int, micro: int, **kinds: Any) -> Any:
+        if torch.distributed.get_rank() == 0:
+            return step_balance.order_of_megatron(len(costs), replicas, micro)
+        return dealt(costs, replicas, micro, **kinds)
+
+    step_balance.deal_step = kept
+
+
+def keep_samples_unseen() -> None:
+    """The same, and replicas do not compare how they deal."""
+    keep_samples_on_rank_0()
+    schedule.agree_on_dealing = lambda *given: None  # type: ignore[assignment]
 
 
 def run_every_step_twice() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data._utils import fetch
 
 # Megatron is imported once, before worlds are forked; hooks are put in place in the forked ones.
 from megatron_magi.launcher.cpu import install_cpu_training, skip_compilation_of_wheels
@@ -75,6 +76,7 @@ def pretrain(
 
 def _observe(seen: dict[str, Any], drawn_weights: bool) -> None:
     """Equal weights in every layout, and every step's figures in full precision."""
+    _note_numbers(seen.setdefault("drawn", {}))
     for kind in [] if drawn_weights else _model_kinds():
         kind.__init__ = _with_named_weights(kind.__init__, seen)
     step, original = training.train_step, run.runpy.run_path
@@ -97,6 +99,19 @@ def _observe(seen: dict[str, Any], drawn_weights: bool) -> None:
         return original(*args, **kwargs)
 
     run.runpy.run_path = run_path
+
+
+def _note_numbers(drawn: dict[str, list[list[int]]]) -> None:
+    """Keep the numbers of the samples of every microbatch that this process reads, by split."""
+    original = fetch._MapDatasetFetcher.fetch
+
+    def noted(self: Any, numbers: list[int]) -> Any:
+        dataset = self.dataset
+        split = getattr(dataset, "split", None) or dataset.index_split
+        drawn.setdefault(split.name, []).append([int(number) for number in numbers])
+        return original(self, numbers)
+
+    fetch._MapDatasetFetcher.fetch = noted
 
 
 def _observed_evaluate(original: Any, seen: dict[str, Any]) -> Any:
@@ -135,6 +150,21 @@ def write_corpus(prefix: str) -> None:
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
     for length in torch.randint(3, 70, (400,), generator=generator).tolist():
         tokens = torch.randint(0, 127, (length,), generator=generator)
+        tokens[-1] = 127
+        builder.add_document(tokens, [length])
+    builder.finalize(f"{prefix}.idx")
+
+
+def write_uneven_corpus(prefix: str, seed: int) -> None:
+    """Documents of 3 to 13 tokens, and every sixth of 150 to 499, so that samples cost differently;
+    each with an end of 127."""
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    rng = np.random.default_rng(seed)
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
+    for number in range(600):
+        length = int(rng.integers(3, 14) if number % 6 else rng.integers(150, 500))
+        tokens = torch.from_numpy(rng.integers(0, 127, length))
         tokens[-1] = 127
         builder.add_document(tokens, [length])
     builder.finalize(f"{prefix}.idx")

@@ -112,6 +112,8 @@ def more(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> d
         job("sft cp2", script, CP2, SFT, damage="use_invented_conversations"),
         job("sft cp2 pp4", script, CP2, SFT, PP4, SFT_FOUR, damage="use_invented_conversations"),
         job("sft four", script, MAGI, SFT, SFT_FOUR, damage="use_invented_conversations"),
+        job("sft dp2", script, MAGI, SFT, OF_TWO, damage="use_invented_conversations"),
+        job("sft dealt", script, MAGI, SFT, OF_TWO, DEALT, damage="use_invented_conversations"),
         job("bypassed", script, CP2, damage="leave_batches_to_megatron"),
     ]
     if version_of(megatron_checkout) < (0, 20):
@@ -133,6 +135,8 @@ SFT = {
 }
 """Ranks have different numbers of counted tokens."""
 SFT_FOUR = {"num-layers": 4}
+OF_TWO = {"world": 2, "global-batch-size": 4}
+DEALT = {"magi-balance-step": True}
 
 
 @pytest.fixture(scope="module")
@@ -243,6 +247,7 @@ def test_losses_are_those_of_stock_attention(
         ("mla cp2 pp2", "mla cp1"),
         ("sft cp2", "sft cp1"),
         ("sft cp2 pp4", "sft four"),
+        ("sft dealt", "sft dp2"),
     ],
 )
 def test_more_losses(more: dict[str, Any], name: str, yardstick: str) -> None:

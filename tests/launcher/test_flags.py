@@ -42,7 +42,7 @@ def test_every_flag_is_tried_here() -> None:
     assert set(COST_FLAGS) <= {field.name for field in fields(CostTable)}
     flags = {action.option_strings[0] for action in flag_parser()._actions}
     tried = {words[0] for words, _ in GIVEN.values()}
-    assert flags == tried | {"--attention-backend", "--magi-mask"}
+    assert flags == tried | {"--attention-backend", "--magi-mask", "--magi-balance-step"}
 
 
 @pytest.mark.parametrize("name", GIVEN)
@@ -59,6 +59,11 @@ def test_all_flags_together() -> None:
     options, rest = take_flags([*words[:6], *OF_MEGATRON, *SWITCH, *words[6:]])
     assert options == Options(magi_config(**{name: value for name, (_, value) in GIVEN.items()}))
     assert rest == OF_MEGATRON
+
+
+def test_steps_are_balanced_by_a_flag_of_the_launcher() -> None:
+    options, rest = take_flags([*SWITCH, "--magi-balance-step", *OF_MEGATRON])
+    assert options == Options(MagiConfig(), balance_step=True) and rest == OF_MEGATRON
 
 
 def test_without_flags_the_config_is_the_default() -> None:

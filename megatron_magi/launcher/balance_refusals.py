@@ -1,0 +1,34 @@
+"""What of a job does not work with --magi-balance-step, for the launcher and `megatron-magi check`.
+
+Megatron's own balancing of samples (dynamic and hybrid context parallelism) and reinforcement
+learning are refused with our switch already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+FLAG = "--magi-balance-step"
+DOCUMENTS = ("dataloader_inter_document_masking", "sft", "reset_attention_mask")
+"""Megatron's arguments under which a sample has documents."""
+
+
+def balance_refusals(args: Any, mask_name: str | None) -> Iterator[str]:
+    """One line for each setting with which samples cannot be dealt by their cost."""
+    if getattr(args, "dataloader_type", None) == "external":
+        yield (
+            f"{FLAG} requires --dataloader-type single or cyclic, got external, whose loader deals "
+            f"its samples by itself; leave {FLAG} out"
+        )
+    if mask_name is not None:
+        yield (
+            f"{FLAG} requires the cost of a sample before its rows are read, got --magi-mask "
+            f"{mask_name}; leave one of them out"
+        )
+    if not any(getattr(args, name, False) for name in DOCUMENTS):
+        yield (
+            f"{FLAG} requires documents in a sample, got none, so that all samples cost the same; "
+            f"pass --dataloader-inter-document-masking, --sft or --reset-attention-mask, or leave "
+            f"{FLAG} out"
+        )
