@@ -93,19 +93,30 @@ def documents(name: str) -> Any:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Markdown: every division's step over the ideal."""
+    """Markdown: the step over the ideal in data parallelism, and with groups as large as a host."""
     lines = [
-        "| documents | samples | GPUs | step over the ideal | recommended |",
-        "|---|---|---|---|---|",
+        "| documents | samples | GPUs | DP, stock's order | CP as large as a host, one sample | "
+        "CP, joined | CP, joined and dealt | recommended |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
-        times = sorted(r["layouts"], key=lambda t: t["mean"])
-        shown = "; ".join(f"{t['name']} {t['over_ideal']:.2f}" for t in times)
-        lines.append(
-            f"| {r['distribution']} | {r['seq_length'] // 1024}K | {r['gpus']} | {shown} | "
-            f"{r['recommended'] or 'nothing to gain'} |"
-        )
+        most = max(t["division"]["cp_size"] for t in r["layouts"])
+        shown = [
+            _over_ideal(r["layouts"], cp_size, joined, dealt)
+            for cp_size, joined, dealt in (
+                (1, 1, False), (most, 1, False), (most, most, False), (most, most, True))
+        ]  # fmt: skip
+        name = r["recommended"] or "nothing to gain"
+        length = f"{r['seq_length'] // 1024}K"
+        cells = [r["distribution"], length, str(r["gpus"]), *shown, name]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _over_ideal(times: list[dict[str, Any]], cp_size: int, joined: int, dealt: bool) -> str:
+    wanted = {"cp_size": cp_size, "joined": joined, "dealt": dealt}
+    found = [t["over_ideal"] for t in times if wanted.items() <= t["division"].items()]
+    return f"{found[0]:.2f}" if found else "-"
 
 
 if __name__ == "__main__":

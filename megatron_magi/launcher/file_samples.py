@@ -14,10 +14,10 @@ SEED = 1234
 
 class FileSamples:
     """Samples cut as Megatron's GPT data set cuts them: documents in a random order, joined end to
-    end, and cut every `seq_length` tokens.
+    end, cut every `seq_length` tokens, and shuffled.
 
-    The order is drawn with the job's seed, but it is not the job's own, which also depends on the
-    split, the blend and the number of samples. The end of the file that fills no sample is left
+    Both orders are drawn with the job's seed, but they are not the job's own, which also depend on
+    the split, the blend and the number of samples. The end of the file that fills no sample is left
     out.
 
     Args:
@@ -38,7 +38,8 @@ class FileSamples:
         # Megatron's arrays are views of a mapped file: they end with this object.
         self._file = file
         lengths = np.asarray(self._file.sequence_lengths).astype(np.int64)
-        self._documents = np.random.RandomState(seed).permutation(np.flatnonzero(lengths))
+        random = np.random.RandomState(seed)
+        self._documents = random.permutation(np.flatnonzero(lengths))
         self._ends = np.cumsum(lengths[self._documents])
         if len(self) == 0:
             total = int(self._ends[-1]) if len(self._ends) else 0
@@ -46,6 +47,8 @@ class FileSamples:
                 f"a data file must hold a sample of {seq_length:,} tokens, got {total:,}; "
                 f"set a smaller --seq-length"
             )
+        self.places = random.permutation(len(self))
+        """int64 [len(self)]: which piece of the joined documents each sample is."""
 
     def __len__(self) -> int:
         """The number of samples in one pass over the file."""
@@ -54,7 +57,7 @@ class FileSamples:
     def boundaries(self, number: int) -> npt.NDArray[np.int64]:
         """int64 [num_documents + 1]: prefix sums of the document lengths of one sample; numbers
         beyond the last sample begin again."""
-        begin = number % len(self) * self.seq_length
+        begin = int(self.places[number % len(self)]) * self.seq_length
         first, last = np.searchsorted(self._ends, (begin, begin + self.seq_length), side="right")
         inner = self._ends[first:last] - begin
         if self.eod is not None:

@@ -52,8 +52,9 @@ def test_every_boundary_is_where_the_document_changes(
     samples = FileSamples(file, seq_length, seed=seed)
     tokens = np.concatenate(stream(file, seed))
     assert len(samples) == len(tokens) // seq_length
-    for number in range(len(samples)):
-        own = tokens[number * seq_length : (number + 1) * seq_length]
+    assert sorted(samples.places) == [*range(len(samples))]
+    for number, place in enumerate(samples.places):
+        own = tokens[place * seq_length : (place + 1) * seq_length]
         want = [0, *(np.flatnonzero(np.diff(own)) + 1), seq_length]
         assert samples.boundaries(number).tolist() == want
     assert (samples.boundaries(len(samples)) == samples.boundaries(0)).all()
