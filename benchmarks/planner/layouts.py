@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.lib.command import command_line
 from benchmarks.lib.options import at_least, new_file
-from benchmarks.lib.record import Record, describe, record_of
-from benchmarks.planner.plans import DISTRIBUTIONS, SEED
+from benchmarks.lib.record import Record, record_of
+from benchmarks.planner.plans import DISTRIBUTIONS, SEED, meta
 from megatron_magi.balance.layout_times import Machine
 from megatron_magi.cli.layouts import LayoutJob, Model, facts, verdict
 from megatron_magi.cli.one_line import guarded
