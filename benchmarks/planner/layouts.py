@@ -51,13 +51,8 @@ def main() -> int:
     ]
     print("\n".join(table(rows)))
     if options.out:
-        meta = {
-            **describe(command_line(), None),
-            "model": vars(MODEL),
-            "steps": STEPS,
-            "seed": SEED,
-        }
-        record = Record(options.out, meta)
+        made = {**meta(), "model": vars(MODEL), "steps": STEPS, "units": "seconds"}
+        record = Record(options.out, made)
         record.rows = rows
         record.write()
     return 0
