@@ -9,6 +9,7 @@ The same prices as `megatron-magi plan --layouts`: rates of a Hopper GPU, no dev
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +52,8 @@ def main() -> int:
     ]
     print("\n".join(table(rows)))
     if options.out:
-        made = {**meta(), "model": vars(MODEL), "steps": STEPS, "units": "seconds"}
+        made = {**meta(), "heads": asdict(HEADS), "model": asdict(MODEL), "steps": STEPS}
+        made["units"] = "seconds"
         record = Record(options.out, made)
         record.rows = rows
         record.write()
