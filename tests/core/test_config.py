@@ -30,7 +30,7 @@ def test_equal_configs_have_equal_digests() -> None:
     [
         ("chunk_size", 12.5, TypeError, "must be an integer, got 12.5; leave it out"),
         ("tile_q", None, TypeError, "must be an integer, got None"),
-        ("max_imbalance", "1.1", TypeError, "must be a number, got '1.1'"),
+        ("max_imbalance", "1.1", TypeError, "must be a number or None, got '1.1'"),
         (
             "agreement_timeout_s",
             math.inf,

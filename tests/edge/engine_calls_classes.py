@@ -149,7 +149,7 @@ CLASSES = [
         {
             "chunk_size": POSITIVE.without(None).also((2**40, "2147483647")),
             "transport": kind.WORD,
-            "max_imbalance": kind.NUMBER.also((NAN, ">= 1.0"), (0.5, ">= 1.0")),
+            "max_imbalance": kind.NUMBER.without(None).also((NAN, ">= 1.0"), (0.5, ">= 1.0")),
             "overlap_degree": COUNT.without(None),
             "forward_mode": kind.WORD.without(None),
             "costs": kind.config("CostTable").also((None, "must be a CostTable")),

@@ -39,6 +39,7 @@ pytestmark = pytest.mark.skipif(
 
 BALANCE: Flags = {"magi-balance-step": True}
 STEPS: Flags = {"seq-length": 192, "global-batch-size": 8, "train-iters": 3, **BY_CU_SEQLENS}
+FOUR_RANKS: Flags = {"context-parallel-size": 4}
 DP2: Flags = {**MAGI, "world": 2}
 FOUR: Flags = {**FOUR_LAYERS, "global-batch-size": 8}
 WHOLE: Flags = {"dataloader-inter-document-masking": None}
@@ -83,6 +84,8 @@ def long(data: Flags, blend: Flags, folder: Path) -> list[Flags]:
         *pair("pp2 vpp", data, PP2, FOUR, layers, damage=GUARD),
         *pair("pp2 dp2", data, PP2, FOUR, {"world": 2}),
         *pair("cp2 joined", data, CP2, {"world": 2}, joined),
+        job("dp4", SMALL_SCRIPT, STEPS, data, MAGI, {"world": 4}),
+        job("cp4 joined", SMALL_SCRIPT, STEPS, data, MAGI, FOUR_RANKS, {"micro-batch-size": 4}),
         *pair("tp2 dp2", data, MAGI, TP2_SP, {"world": 2}),
         *pair("schedule", data, DP2, SCHEDULE),
         *pair("workers", data, DP2, {"num-workers": 2}),
@@ -224,3 +227,10 @@ def test_a_run_that_is_loaded_goes_on_with_the_same_steps(more_results: Flags) -
 def test_samples_without_documents_are_refused_before_anything_is_built(results: Flags) -> None:
     said = error_of(results, "whole")
     assert "SystemExit: --magi-balance-step requires documents in a sample, got none" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cp4 joined", "cp2 joined in order"])
+def test_joined_samples_train_as_replicas_do(more_results: Flags, name: str) -> None:
+    """Four samples on four GPUs: one on each, or joined to streams of two or four ranks."""
+    assert_same_training(more_results[name], more_results["dp4"])

@@ -101,7 +101,10 @@ def test_without_a_backend_nothing_is_touched() -> None:
         ([*SWITCH, "--magi-chunk-size", "big"], "argument --magi-chunk-size: invalid int value"),
         ([*SWITCH, "--magi-timeout-s", "x"], "argument --magi-timeout-s: invalid float value"),
         ([*SWITCH, "--magi-chunk-size"], "argument --magi-chunk-size: expected one argument"),
-        ([*SWITCH, "--magi-max-imbalance", "0.5"], "max_imbalance must be >= 1.0, got 0.5; leave"),
+        (
+            [*SWITCH, "--magi-max-imbalance", "0.5"],
+            "max_imbalance must be >= 1.0 or None, got 0.5; leave",
+        ),
         (
             [*SWITCH, "--magi-mask", "no_such_module:mask"],
             "package.module:function or FILE.py:function, got",

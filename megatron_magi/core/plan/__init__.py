@@ -1,9 +1,10 @@
 """L1: which rank owns, computes and sends what; pure functions of mask, group, heads and config."""
 
-from megatron_magi.core.plan.attn_plan import AttnPlan, make_attn_plan
+from megatron_magi.core.plan.attn_plan import AttnPlan
 from megatron_magi.core.plan.group_cast_plan import GroupCastPlan
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.limits import PlanSizeError
+from megatron_magi.core.plan.make_plan import make_attn_plan
 from megatron_magi.core.plan.node_cast_plan import NodeCastPlan
 from megatron_magi.core.plan.rank_plan import RankPlan, StagePlan, most_buffered_rows
 from megatron_magi.core.plan.shift_plan import ShiftPlan, make_shift_plan

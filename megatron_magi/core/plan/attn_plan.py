@@ -15,20 +15,17 @@ from megatron_magi.core.mask.mask import check_mask
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.kept import Kept, check_kept, kept_of
-from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
 from megatron_magi.core.plan.peer_rows import SlotRows, reads_peers, slot_rows
 from megatron_magi.core.plan.rank_plan import RankPlan, Staging, make_rank_plan
-from megatron_magi.core.plan.stage_costs import stage_costs
 from megatron_magi.core.plan.token_layout import (
     Int32Array,
     Int64Array,
     TokenLayout,
     check_layout,
-    choose_token_layout,
     ranks_per_node,
 )
 
-PLANNER_VERSION = 10
+PLANNER_VERSION = 11
 """Part of every digest. Raise it whenever the same input may lead to another plan."""
 
 FORWARD_MODES: tuple[ForwardMode, ...] = get_args(ForwardMode)
@@ -68,7 +65,7 @@ class AttnPlan:
         is_copy = self._kept.of is not None
         digest = self.digest
         if is_copy:  # with another mask, say, but the digest of the plan that it was made from
-            digest, _ = _digests(self.mask, self.layout, self.head_shape, self.config)
+            digest, _ = digests(self.mask, self.layout, self.head_shape, self.config)
         transfers = solver.hash64(self.transfers.tobytes())
         derived = _digest((digest, self.overlap_degree, self.forward_mode, transfers))
         object.__setattr__(self, "_kept", kept_of(self._kept, derived))
@@ -134,54 +131,7 @@ class AttnPlan:
         return AttnPlan, tuple(getattr(self, f.name) for f in fields(self) if f.name != "_kept")
 
 
-def make_attn_plan(
-    mask: AttnMask,
-    cp_size: int,
-    head_shape: HeadShape,
-    config: MagiConfig,
-    *,
-    layout: TokenLayout | None = None,
-    token_multiple: int = 1,
-) -> AttnPlan:
-    """Plan one mask on ``cp_size`` ranks. Equal inputs give equal plans on every machine.
-
-    Args:
-        mask: Self-attention, with as many keys as queries.
-        layout: Plan on this layout, e.g. another layer's mask on the same tokens; None: choose.
-        token_multiple: Every rank's number of rows is a multiple of it (the tensor-parallel size
-            under sequence parallelism).
-
-    Raises:
-        TypeError: ``head_shape`` is no HeadShape.
-        ValueError: cross-attention, a cp_size or token_multiple below 1, a fixed chunk_size that
-            leaves a rank without a chunk, a layout of another length, size or multiple, nodes
-            with different numbers of ranks.
-        PlanSizeError: (a ValueError) planning would take minutes or gigabytes; see limits.py.
-    """
-    cp_size = integer(cp_size, "cp_size")
-    token_multiple = integer(token_multiple, "token_multiple")
-    check_inputs(mask, head_shape, config, layout)
-    _check(mask, cp_size, layout, token_multiple)
-    check_size(mask, cp_size, config, layout, token_multiple)
-    if layout is None:
-        layout = choose_token_layout(mask, cp_size, config, token_multiple)
-    degree, forward, transfers, loads = layout.native.solve_transfers(
-        mask.slices,
-        tile_q=config.costs.tile_q,
-        tile_k=config.costs.tile_k,
-        degree=-1 if config.overlap_degree is None else config.overlap_degree,
-        forward=-1 if config.forward_mode is None else FORWARD_MODES.index(config.forward_mode),
-        costs=stage_costs(head_shape, config, layout.num_local_tokens),
-        ranks_per_node=ranks_per_node(config, cp_size),
-    )
-    digest, of_fields = _digests(mask, layout, head_shape, config)
-    return AttnPlan(
-        mask, layout, head_shape, config, degree, FORWARD_MODES[forward], transfers, loads,
-        digest, of_fields,
-    )  # fmt: skip
-
-
-def _digests(
+def digests(
     mask: AttnMask, layout: TokenLayout, head_shape: HeadShape, config: MagiConfig
 ) -> tuple[int, dict[str, int]]:
     """A plan's digest, and those of its fields; see AttnPlan."""
@@ -235,38 +185,3 @@ def _check_fields(plan: AttnPlan) -> None:
 
 def _digest(values: tuple[object, ...]) -> int:
     return int(solver.hash64(repr(values).encode()))
-
-
-def _check(mask: AttnMask, cp_size: int, layout: TokenLayout | None, token_multiple: int) -> None:
-    total = mask.total_seqlen_q
-    if mask.total_seqlen_k != total:
-        raise ValueError(
-            f"a plan needs self-attention, total_seqlen_q == total_seqlen_k, got {total} and "
-            f"{mask.total_seqlen_k}; run cross-attention without context parallelism"
-        )
-    if not 1 <= cp_size <= MAX_CP_SIZE:
-        raise ValueError(
-            f"cp_size must be between 1 and {MAX_CP_SIZE}, got {cp_size}; "
-            f"pass the size of the context-parallel group"
-        )
-    if token_multiple < 1:
-        raise ValueError(
-            f"token_multiple must be >= 1, got {token_multiple}; "
-            f"pass the tensor-parallel size under sequence parallelism, else 1"
-        )
-    if layout is not None:
-        _check_fit(layout, total, cp_size, token_multiple)
-
-
-def _check_fit(layout: TokenLayout, total: int, cp_size: int, token_multiple: int) -> None:
-    """Check that a given token layout is one of this sequence, group and multiple."""
-    for name, got, want in (
-        ("total_seqlen", layout.total_seqlen, total),
-        ("cp_size", layout.cp_size, cp_size),
-        ("num_local_tokens % token_multiple", layout.num_local_tokens % token_multiple, 0),
-    ):
-        if got != want:
-            raise ValueError(
-                f"a second mask needs a token layout with {name} = {want}, got {got}; "
-                f"plan it on the layout of the batch it belongs to, or without one"
-            )

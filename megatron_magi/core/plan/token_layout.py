@@ -21,6 +21,9 @@ Int64Array = npt.NDArray[np.int64]
 PADDING_UNIT = 4096
 """If padding is needed, ranks are padded to a multiple of at most this many rows."""
 
+LOAD_CAPS = (1.01, 1.02, 1.05)
+"""Highest loads over the mean that are tried where a group spans nodes; elsewhere the first."""
+
 USEFUL_CHUNKS = range(8, 65)
 """Numbers of chunks per rank that allow good balance and quick planning."""
 
@@ -205,7 +208,7 @@ def choose_token_layout(
         chunk_size=-1 if config.chunk_size is None else config.chunk_size,
         tile_q=config.costs.tile_q,
         tile_k=config.costs.tile_k,
-        max_imbalance_ppm=round(min(config.max_imbalance, cp_size) * 1e6),
+        max_imbalance_ppm=round(min(config.max_imbalance or LOAD_CAPS[0], cp_size) * 1e6),
         swap_trials=-1 if trials is None else trials,
         ranks_per_node=ranks_per_node(config, cp_size),
     )

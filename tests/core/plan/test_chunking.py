@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import TokenLayout, make_attn_plan, num_local_tokens
-from megatron_magi.core.plan.token_layout import choose_token_layout
+from megatron_magi.core.plan.token_layout import LOAD_CAPS, choose_token_layout
 from tests.dense import random_mask
 from tests.knobs import magi_config, with_trials
 
@@ -62,7 +62,11 @@ def price(mask: AttnMask, cp_size: int, config: MagiConfig, size: int) -> Fracti
     highest = max(
         sum(t for t, r in zip(loads, ranks, strict=True) if r == k) for k in range(cp_size)
     )
-    cap = Fraction(round(config.max_imbalance * 10**6), 10**6) * sum(loads) / cp_size
+    cap = (
+        Fraction(round((config.max_imbalance or LOAD_CAPS[0]) * 10**6), 10**6)
+        * sum(loads)
+        / cp_size
+    )
     return highest * (1 + Fraction(BORDER_ROWS, size)) * (OVER_CAP if highest > cap else 1)
 
 

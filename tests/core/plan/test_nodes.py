@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import AttnPlan, make_attn_plan, predict_times
-from megatron_magi.core.plan.token_layout import ranks_per_node
+from megatron_magi.core.plan.token_layout import LOAD_CAPS, ranks_per_node
 from tests.knobs import magi_config
 
 HEADS = HeadShape(32, 8, 128)
@@ -66,7 +68,7 @@ def test_fewer_rows_cross_and_balance_holds() -> None:
     for seed in range(6):
         mask = packed(seed, 32 * 8192)
         flat, nodes = (make_attn_plan(mask, 32, HEADS, among(n)) for n in (None, 8))
-        assert nodes.imbalance <= MagiConfig().max_imbalance
+        assert nodes.imbalance <= LOAD_CAPS[-1]
         found = rows_crossing(nodes, 8, once=True)
         shares.append(found / rows_crossing(flat, 8, once=True))
         assert shares[-1] <= 1 and found < 0.8 * rows_crossing(flat, 8, once=False)
@@ -92,3 +94,26 @@ def test_the_slower_link_decides_the_modelled_times() -> None:
         # sends its own to 3 neighbours, and spreads those of 3 others to the same 3.
         assert rows.tolist() == [max(3 + 9, 3 * crossing_ps // 10) * 1024] * 16
     assert predict_times(slow).forward_us > predict_times(fast).forward_us
+
+
+def test_between_nodes_the_cap_with_the_shortest_prediction_is_taken() -> None:
+    """At least one pack pays for fewer rows with load, and none takes longer than with 1.01."""
+    chosen = set()
+    for seed in range(4):
+        mask = packed(seed, 32 * 8192)
+        plan, *fixed = (
+            make_attn_plan(mask, 32, HEADS, replace(among(8), max_imbalance=cap))
+            for cap in (None, *LOAD_CAPS)
+        )
+        times = [us(each) for each in fixed]
+        assert us(plan) == min(times)
+        chosen.add(times.index(min(times)))
+        in_node = make_attn_plan(mask, 8, HEADS, among(8))
+        first = make_attn_plan(mask, 8, HEADS, replace(among(8), max_imbalance=LOAD_CAPS[0]))
+        assert in_node.layout == first.layout
+    assert chosen - {0}
+
+
+def us(plan: AttnPlan) -> float:
+    times = predict_times(plan)
+    return times.forward_us + times.backward_us

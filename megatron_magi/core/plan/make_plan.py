@@ -1,0 +1,121 @@
+"""Makes the plan of a mask: a token layout, and the transfers on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from megatron_magi.checks import integer
+from megatron_magi.config import MagiConfig
+from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.plan.attn_plan import FORWARD_MODES, AttnPlan, check_inputs, digests
+from megatron_magi.core.plan.head_shape import HeadShape
+from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
+from megatron_magi.core.plan.stage_costs import stage_costs
+from megatron_magi.core.plan.stage_times import predict_times
+from megatron_magi.core.plan.token_layout import (
+    LOAD_CAPS,
+    TokenLayout,
+    choose_token_layout,
+    ranks_per_node,
+)
+
+
+def make_attn_plan(
+    mask: AttnMask,
+    cp_size: int,
+    head_shape: HeadShape,
+    config: MagiConfig,
+    *,
+    layout: TokenLayout | None = None,
+    token_multiple: int = 1,
+) -> AttnPlan:
+    """Plan one mask on ``cp_size`` ranks. Equal inputs give equal plans on every machine.
+
+    Args:
+        mask: Self-attention, with as many keys as queries.
+        layout: Plan on this layout, e.g. another layer's mask on the same tokens; None: choose.
+        token_multiple: Every rank's number of rows is a multiple of it (the tensor-parallel size
+            under sequence parallelism).
+
+    Raises:
+        TypeError: ``head_shape`` is no HeadShape.
+        ValueError: cross-attention, a cp_size or token_multiple below 1, a fixed chunk_size that
+            leaves a rank without a chunk, a layout of another length, size or multiple, nodes
+            with different numbers of ranks.
+        PlanSizeError: (a ValueError) planning would take minutes or gigabytes; see limits.py.
+    """
+    cp_size = integer(cp_size, "cp_size")
+    token_multiple = integer(token_multiple, "token_multiple")
+    check_inputs(mask, head_shape, config, layout)
+    _check(mask, cp_size, layout, token_multiple)
+    check_size(mask, cp_size, config, layout, token_multiple)
+    if layout is not None:
+        return _plan_on(layout, mask, head_shape, config)
+    caps = LOAD_CAPS if config.max_imbalance is None else (config.max_imbalance,)
+    if not ranks_per_node(config, cp_size):
+        caps = caps[:1]  # inside a node rows are cheap, and an unequal load never pays
+    layouts = [
+        choose_token_layout(mask, cp_size, replace(config, max_imbalance=cap), token_multiple)
+        for cap in caps
+    ]
+    plans = [_plan_on(each, mask, head_shape, config) for each in layouts]
+    return plans[0] if len(plans) == 1 else min(plans, key=_predicted_us)
+
+
+def _plan_on(
+    layout: TokenLayout, mask: AttnMask, head_shape: HeadShape, config: MagiConfig
+) -> AttnPlan:
+    degree, forward, transfers, loads = layout.native.solve_transfers(
+        mask.slices,
+        tile_q=config.costs.tile_q,
+        tile_k=config.costs.tile_k,
+        degree=-1 if config.overlap_degree is None else config.overlap_degree,
+        forward=-1 if config.forward_mode is None else FORWARD_MODES.index(config.forward_mode),
+        costs=stage_costs(head_shape, config, layout.num_local_tokens),
+        ranks_per_node=ranks_per_node(config, layout.cp_size),
+    )
+    digest, of_fields = digests(mask, layout, head_shape, config)
+    return AttnPlan(
+        mask, layout, head_shape, config, degree, FORWARD_MODES[forward], transfers, loads,
+        digest, of_fields,
+    )  # fmt: skip
+
+
+def _predicted_us(plan: AttnPlan) -> float:
+    times = predict_times(plan)
+    return times.forward_us + times.backward_us
+
+
+def _check(mask: AttnMask, cp_size: int, layout: TokenLayout | None, token_multiple: int) -> None:
+    total = mask.total_seqlen_q
+    if mask.total_seqlen_k != total:
+        raise ValueError(
+            f"a plan needs self-attention, total_seqlen_q == total_seqlen_k, got {total} and "
+            f"{mask.total_seqlen_k}; run cross-attention without context parallelism"
+        )
+    if not 1 <= cp_size <= MAX_CP_SIZE:
+        raise ValueError(
+            f"cp_size must be between 1 and {MAX_CP_SIZE}, got {cp_size}; "
+            f"pass the size of the context-parallel group"
+        )
+    if token_multiple < 1:
+        raise ValueError(
+            f"token_multiple must be >= 1, got {token_multiple}; "
+            f"pass the tensor-parallel size under sequence parallelism, else 1"
+        )
+    if layout is not None:
+        _check_fit(layout, total, cp_size, token_multiple)
+
+
+def _check_fit(layout: TokenLayout, total: int, cp_size: int, token_multiple: int) -> None:
+    """Check that a given token layout is one of this sequence, group and multiple."""
+    for name, got, want in (
+        ("total_seqlen", layout.total_seqlen, total),
+        ("cp_size", layout.cp_size, cp_size),
+        ("num_local_tokens % token_multiple", layout.num_local_tokens % token_multiple, 0),
+    ):
+        if got != want:
+            raise ValueError(
+                f"a second mask needs a token layout with {name} = {want}, got {got}; "
+                f"plan it on the layout of the batch it belongs to, or without one"
+            )
