@@ -30,9 +30,11 @@ __all__ = [
     "CostTable",
     "HeadShape",
     "MagiConfig",
+    "PrefixTree",
     "SliceType",
     "Softmax",
     "TokenLayout",
+    "TreeEdges",
     "agree",
     "dispatch",
     "dist_attn",
@@ -44,6 +46,8 @@ __all__ = [
     "prepare",
     "shift_tokens",
     "slices_tensor",
+    "sum_by_branch",
+    "tree_edges",
     "undispatch",
 ]
 

@@ -24,8 +24,8 @@ BASE = [
 ]
 MASK_FUNCTIONS = ["launcher.flags", "launcher.documents"]
 """How `--magi-mask` finds and calls its function, which the commands share."""
-JUDGED_JOB = ["launcher.job", "recipe", "run"]
-"""What `megatron-magi check` reads and judges a job with."""
+JUDGED_JOB = ["launcher.job", "launcher.job_plans", "launcher.file_samples", "recipe", "run"]
+"""What `megatron-magi check` reads, judges and plans a job with, and `plan` reads data with."""
 LAYERS = {
     "core.mask": BASE,
     "core.plan": [*BASE, "core.mask"],

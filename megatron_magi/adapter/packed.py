@@ -26,7 +26,7 @@ from megatron_magi.checks import instance, int_array, shown, word
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import group_rank, resolve_group
 from megatron_magi.core.cuda.tables import upload
-from megatron_magi.core.mask import AttnMask, builders
+from megatron_magi.core.mask import AttnMask, PrefixTree, builders
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout, num_local_tokens
 from megatron_magi.core.runtime.plan_cache import plan_for
@@ -86,7 +86,7 @@ def make_packed_seq_params(
     cp_group: Any,
     *,
     magi_config: MagiConfig | None = None,
-    mask: AttnMask | MaskKind = "causal",
+    mask: AttnMask | PrefixTree | MaskKind = "causal",
     device: torch.device | str | None = None,
 ) -> MagiPackedSeqParams:
     """Plan one microbatch; every pipeline stage and CP rank calls it with the same arguments.
@@ -101,7 +101,8 @@ def make_packed_seq_params(
         magi_config: Planner and kernel knobs; default `MagiConfig()`.
         mask: What a token sees in its document, "causal" or "full"; `model_config.window_size`
             narrows it in the layers that Megatron calls window layers (window_attn_skip_freq). Or
-            any AttnMask over the stream; a model with window layers is then refused.
+            any AttnMask over the stream; a model with window layers is then refused. Or a
+            PrefixTree, with cu_seqlens [0, its rows]: RoPE positions continue along each branch.
         device: Of `rope_positions`; default: CUDA if available, else CPU.
 
     Raises:
@@ -110,14 +111,20 @@ def make_packed_seq_params(
         ValueError: cu_seqlens that do not increase from 0, a mask of another length, another word,
             or no such device.
         NotImplementedError: a mask together with sliding-window layers; a model with experts, and a
-            stream that the plan pads.
+            stream that the plan pads; a tree, and multi-token prediction.
     """
     bounds = _host_bounds(cu_seqlens)
     _check_model_config(model_config)
     resolve_group(cp_group)  # an integer, which the planner takes as a size, names no group here
     config = MagiConfig() if magi_config is None else magi_config
+    tree = None
+    if isinstance(mask, PrefixTree):
+        tree, mask = mask, mask.mask()
+        _check_tree(tree, bounds, model_config)
     plan, window_plan = document_plans(bounds, model_config, cp_group, config, mask)
     packed = _assemble(plan, window_plan, bounds, cp_group, device)
+    if tree is not None:
+        _take_positions(packed, tree)
     if getattr(model_config, "mtp_num_layers", None):
         _mark_document_ends(packed, bounds)
     return packed
@@ -294,6 +301,32 @@ def _assemble(
         if each is not None:
             prepare(each, cp_group, device)  # here, so that a data loader's thread can do it
     return packed
+
+
+def _check_tree(
+    tree: PrefixTree, bounds: npt.NDArray[np.int64], model_config: TransformerConfig
+) -> None:
+    if bounds.tolist() != [0, tree.total_seqlen]:
+        raise ValueError(
+            f"a tree must fill the stream, got cu_seqlens {bounds[:8].tolist()} for a tree of "
+            f"{tree.total_seqlen} rows; pass [0, tree.total_seqlen]"
+        )
+    if getattr(model_config, "mtp_num_layers", None):
+        raise NotImplementedError(
+            f"a tree requires a model without multi-token prediction, whose tokens would have "
+            f"several next ones, got mtp_num_layers={model_config.mtp_num_layers}; set it to None"
+        )
+
+
+def _take_positions(packed: MagiPackedSeqParams, tree: PrefixTree) -> None:
+    """Let RoPE follow the branches, and let ranks with other positions notice."""
+    assert packed.rope_positions is not None, "an assembled object has positions"
+    positions = tree.positions()
+    rows = position_ids(packed.token_plan, packed.cp_group)
+    padded = np.concatenate([positions, np.zeros(packed.max_seqlen_q - len(positions), np.int64)])
+    packed.rope_positions = upload(torch.from_numpy(padded)[rows], packed.rope_positions.device)
+    seen = np.array([packed.digest], dtype=np.uint64).tobytes() + positions.tobytes()
+    packed.digest = solver.hash64(seen)
 
 
 def _mark_document_ends(packed: MagiPackedSeqParams, bounds: npt.NDArray[np.int64]) -> None:

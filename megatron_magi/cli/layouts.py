@@ -71,24 +71,6 @@ class Model:
         return attention / (ATTENTION_TFLOPS * 1e12) + products / (PRODUCT_TFLOPS * 1e12)
 
 
-def add_layout_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `plan --layouts`."""
-    group = parser.add_argument_group("divisions of a job's GPUs, instead of one plan")
-    group.add_argument("--layouts", action="store_true",
-                       help="compare DP, CP, joined and dealt samples for --data")  # fmt: skip
-    group.add_argument("--gpus", type=int, help="of the job")
-    group.add_argument("--gpus-per-node", type=int, help="of a host (default 8)")
-    group.add_argument("--tp", type=int, help="tensor parallel size (default 1)")
-    group.add_argument("--pp", type=int, help="pipeline parallel size (default 1)")
-    group.add_argument("--batch", type=int, help="samples of a step (default: one a rank)")
-    group.add_argument("--model", metavar="LAYERS,HIDDEN,FFN,VOCAB",
-                       help="sizes of the whole model (default 32,4096,14336,128256)")  # fmt: skip
-    group.add_argument("--memory", type=float, metavar="GIB", help="of a GPU (default 80)")
-    group.add_argument("--steps", type=int, help="steps to price (default 50)")
-    group.add_argument("--replicas-meet", action="store_true",
-                       help="experts or weights are spread over replicas")  # fmt: skip
-
-
 def run(options: argparse.Namespace) -> int:
     """Price every division, print a table and a recommendation, 0."""
     job = LayoutJob.of(options)

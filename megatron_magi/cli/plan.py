@@ -16,8 +16,6 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from megatron_magi.cli import layouts
-from megatron_magi.cli.layouts import add_layout_options
 from megatron_magi.cli.mask_source import PlanInput, add_mask_options, plan_input, refuse_empty
 from megatron_magi.cli.parser import UsageError, add_output_options
 
@@ -33,13 +31,33 @@ MAX_REPORT = 2**32
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_mask_options(parser)
-    add_layout_options(parser)
+    _add_layout_options(parser)
     add_output_options(parser)
+
+
+def _add_layout_options(parser: argparse.ArgumentParser) -> None:
+    """The options of `plan --layouts`."""
+    group = parser.add_argument_group("divisions of a job's GPUs, instead of one plan")
+    group.add_argument("--layouts", action="store_true",
+                       help="compare DP, CP, joined and dealt samples for --data")  # fmt: skip
+    group.add_argument("--gpus", type=int, help="of the job")
+    group.add_argument("--gpus-per-node", type=int, help="of a host (default 8)")
+    group.add_argument("--tp", type=int, help="tensor parallel size (default 1)")
+    group.add_argument("--pp", type=int, help="pipeline parallel size (default 1)")
+    group.add_argument("--batch", type=int, help="samples of a step (default: one a rank)")
+    group.add_argument("--model", metavar="LAYERS,HIDDEN,FFN,VOCAB",
+                       help="sizes of the whole model (default 32,4096,14336,128256)")  # fmt: skip
+    group.add_argument("--memory", type=float, metavar="GIB", help="of a GPU (default 80)")
+    group.add_argument("--steps", type=int, help="steps to price (default 50)")
+    group.add_argument("--replicas-meet", action="store_true",
+                       help="experts or weights are spread over replicas")  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
     """Plan, print, 0."""
     if options.layouts:
+        from megatron_magi.cli import layouts
+
         return layouts.run(options)
     given = plan_input(options)
     refuse_empty(given, "a plan")

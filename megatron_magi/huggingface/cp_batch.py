@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from megatron_magi import AttnPlan, HeadShape, MagiConfig, dispatch
+from megatron_magi import AttnMask, AttnPlan, HeadShape, MagiConfig, PrefixTree, dispatch
 from megatron_magi import plan as plan_for
 from megatron_magi.checks import instance
 from megatron_magi.core.comm.process_group import CpGroup
@@ -33,13 +33,16 @@ class Packing:
     attention_mask: Tensor | None = None
     """bool or integer [B, S], 0 for padding, which stands at the beginning and the end of a
     sequence, and 1 for tokens; None: no padding."""
+    tree: PrefixTree | None = None
+    """The rows of one sequence as a tree, whose branches share their beginnings; it stands for
+    everything above. Pass no labels: see `tree_edges`."""
 
 
 @dataclass(eq=False)
 class DispatchedBatch:
     """A batch that is spread over a context-parallel group, as its layers see it."""
 
-    documents: Documents
+    documents: Documents | TreeRows
     """The documents of the whole batch, equal on every rank."""
     cp_group: CpGroup
     """The group over which the rows are spread."""
@@ -101,10 +104,7 @@ def dispatch_batch(
     instance(packing, Packing, "packing", "pass Packing(position_ids) or None")
     model_config = _checked_config(model_config)
     _check_shapes(input_ids, labels, packing)
-    shape = BatchShape(input_ids.shape[0], input_ids.shape[1])
-    documents = find_documents(
-        shape, packing.position_ids, packing.cu_seqlens, packing.attention_mask
-    )
+    documents = _documents(input_ids, labels, packing)
     engine = MagiConfig() if engine is None else engine
     plan = plan_for(documents.mask(), cp_group, _head_shape(model_config, input_ids), engine)
     batch = DispatchedBatch(documents, cp_group, plan, engine)
@@ -141,8 +141,57 @@ def _local_labels(labels: Tensor, batch: DispatchedBatch) -> dict[str, Any]:
     return {"labels": local, "shift_labels": local, "num_items_in_batch": counted}
 
 
+@dataclass(frozen=True)
+class TreeRows:
+    """A tree where a batch usually has documents."""
+
+    tree: PrefixTree
+
+    def mask(self, window: int | None = None) -> AttnMask:
+        """The tree's mask.
+
+        Raises:
+            NotImplementedError: a layer with a window.
+        """
+        if window is not None:
+            raise NotImplementedError(
+                f"a tree needs layers without a window, got one of {window} keys; pack the "
+                f"branches as documents"
+            )
+        return self.tree.mask()
+
+
+def _documents(input_ids: Tensor, labels: Tensor | None, packing: Packing) -> Documents | TreeRows:
+    tree = packing.tree
+    if tree is None:
+        return find_documents(
+            BatchShape(input_ids.shape[0], input_ids.shape[1]),
+            packing.position_ids, packing.cu_seqlens, packing.attention_mask,
+        )  # fmt: skip
+    instance(tree, PrefixTree, "packing.tree", "pass a PrefixTree or None")
+    given = [
+        n
+        for n in ("position_ids", "cu_seqlens", "attention_mask")
+        if getattr(packing, n) is not None
+    ]
+    given += ["labels"] * (labels is not None)
+    if given:
+        raise ValueError(
+            f"a tree has positions and targets of its own, got {', '.join(given)} with it; leave "
+            f"them out, and take log-probabilities from tree_edges"
+        )
+    if tuple(input_ids.shape) != (1, tree.total_seqlen):
+        raise ValueError(
+            f"input_ids must be the tree's rows, [1, {tree.total_seqlen}], got "
+            f"{list(input_ids.shape)}; lay its nodes out in their order"
+        )
+    return TreeRows(tree)
+
+
 def _positions(input_ids: Tensor, packing: Packing) -> Tensor:
     """int64 [B, S]; without any the positions that a model gives itself, also over documents."""
+    if packing.tree is not None:
+        return torch.from_numpy(packing.tree.positions()).to(input_ids.device)[None]
     given = packing.position_ids
     if given is not None:
         if given.shape not in (input_ids.shape, (1, input_ids.shape[1])):

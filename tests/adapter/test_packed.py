@@ -12,7 +12,7 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 
-from megatron_magi import MagiConfig, masks
+from megatron_magi import MagiConfig, PrefixTree, masks
 from megatron_magi.adapter.packed import (
     MagiPackedSeqParams,
     from_packed_seq_params,
@@ -95,7 +95,7 @@ def test_a_wrong_mask_is_refused(options: Any, error: type[Exception], match: st
         make_packed_seq_params(BOUNDS, model(), None, device="cpu", **options)
 
 
-def testwindow_layers_get_their_own_plan_on_the_same_dispatch() -> None:
+def test_window_layers_get_their_own_plan_on_the_same_dispatch() -> None:
     config = model(window_size=(3, 0), window_attn_skip_freq=2)
     packed = make_packed_seq_params(BOUNDS, config, None, device="cpu")
     assert packed.plan.mask == masks.from_cu_seqlens(BOUNDS)
@@ -110,6 +110,22 @@ def test_windows_in_all_layers_need_one_plan() -> None:
     packed = make_packed_seq_params(BOUNDS, config, None, device="cpu")
     assert packed.plan is None
     assert packed.plan_of_layer(config, 1) is packed.window_plan is packed.token_plan
+
+
+def test_a_tree_has_positions_along_its_branches() -> None:
+    tree = PrefixTree((6, 5, 5), (-1, 0, 0))
+    packed = make_packed_seq_params([0, 16], model(), None, mask=tree, device="cpu")
+    assert packed.token_plan.mask == tree.mask()
+    assert packed.rope_positions.tolist() == [*range(11), *range(6, 11)]
+    masked = make_packed_seq_params([0, 16], model(), None, mask=tree.mask(), device="cpu")
+    assert masked.digest != packed.digest, "ranks with other positions notice"
+    with pytest.raises(ValueError, match=r"must fill the stream, got cu_seqlens \[0, 5, 6, 16\]"):
+        make_packed_seq_params(BOUNDS, model(), None, mask=tree)
+    with pytest.raises(NotImplementedError, match="without multi-token prediction"):
+        make_packed_seq_params([0, 16], model(mtp_num_layers=1), None, mask=tree)
+    with pytest.raises(NotImplementedError, match="window"):
+        windows = model(window_size=(3, 0), window_attn_skip_freq=2)
+        make_packed_seq_params([0, 16], windows, None, mask=tree)
 
 
 def test_own_mask() -> None:

@@ -14,6 +14,8 @@ from tests.edge.call import Call
 from tests.edge.engine_arguments import MASK, PLAN, Q
 from tests.edge.kinds import COUNT, FLAG, INF, INT, NAN, POSITIVE, TENSOR
 
+TREE = magi.PrefixTree((3, 3, 2), (-1, 0, 0))
+EDGES = magi.tree_edges(TREE, magi.plan(TREE.mask(), 1, magi.HeadShape(2, 1, 8)), None)
 AREA = (("q_start", 0), ("q_end", 4), ("k_start", 0), ("k_end", 4), ("d_lo", -3), ("d_hi", 3))
 WIDE = INT.also((2**40, "between"))
 RATE = kind.NUMBER.also((NAN, "finite"), (INF, "finite"), (0, "0"), (-1.0, "-1"))
@@ -115,6 +117,35 @@ CLASSES = [
     Call("TokenLayout.local_ranges", PLAN.layout.local_ranges, {"rank": 0}, {"rank": COUNT}),
     Call("TokenLayout.position_ids", PLAN.layout.position_ids, {"rank": 0}, {"rank": COUNT}),
     Call("TokenLayout.check_rank", PLAN.layout.check_rank, {"rank": 0}, {"rank": COUNT}),
+    Call(
+        "PrefixTree",
+        magi.PrefixTree,
+        {"node_lengths": (2, 3, 3), "parents": (-1, 0, 0)},
+        {"node_lengths": kind.INTS, "parents": kind.INTS},
+    ),
+    Call(
+        "PrefixTree.of_answers",
+        magi.PrefixTree.of_answers,
+        {"prompt_length": 3, "answer_lengths": [2, 1]},
+        {"prompt_length": POSITIVE, "answer_lengths": kind.INTS},
+    ),
+    Call("PrefixTree.mask", TREE.mask, {}, {}),
+    Call("PrefixTree.positions", TREE.positions, {}, {}),
+    Call("PrefixTree.predecessors", TREE.predecessors, {}, {}),
+    Call("PrefixTree.branches", TREE.branches, {}, {}),
+    Call("PrefixTree.rows_of", TREE.rows_of, {"nodes": [0, 1]}, {"nodes": kind.INTS}),
+    Call(
+        "TreeEdges",
+        magi.TreeEdges,
+        {"sources": EDGES.sources, "targets": EDGES.targets},
+        {"sources": kind.INT_TENSOR, "targets": kind.INT_TENSOR},
+    ),
+    Call(
+        "TreeEdges.logprobs",
+        EDGES.logprobs,
+        {"logits": torch.zeros(8, 5), "tokens": torch.zeros(8, dtype=torch.int64)},
+        {"logits": TENSOR, "tokens": kind.INT_TENSOR},
+    ),
     Call(
         "HeadShape",
         magi.HeadShape,

@@ -21,8 +21,10 @@ from tests.edge.engine_arguments import (
     SHAPE,
     TOKENS,
 )
+from tests.edge.engine_calls_classes import EDGES, TREE
 from tests.edge.kinds import FLAG, INT, NAN, POSITIVE, TENSOR, Kind
 
+TREE_PLAN = magi.plan(TREE.mask(), 1, magi.HeadShape(2, 1, 8))
 SLICES = Kind(tuple((bad, "slices must be") for bad in (3, [[0, 1]], np.zeros((1, 6), int))))
 DTYPE = kind.config("dtype").also((torch.int32, "fp32"), (torch.bool, "fp32"))
 
@@ -103,6 +105,28 @@ FUNCTIONS = [
         {"x_local": torch.zeros(TOKENS), "shift": 1} | LOCAL,
         {"x_local": TENSOR, "shift": INT, "dim": DIM} | LOCAL_KINDS,
         words={"x_local": "x", "dim": "dim"},
+    ),
+    Call(
+        "tree_edges",
+        magi.tree_edges,
+        {"tree": TREE, "plan": TREE_PLAN, "cp_group": None},
+        {
+            "tree": kind.everything("must be a PrefixTree", (3, 2), "tree", None),
+            "plan": kind.PLAN,
+            "cp_group": kind.GROUP,
+            "device": kind.DEVICE,
+        },
+    ),
+    Call(
+        "sum_by_branch",
+        magi.sum_by_branch,
+        {"values": torch.zeros(7), "edges": EDGES, "tree": TREE, "cp_group": None},
+        {
+            "values": TENSOR,
+            "edges": kind.everything("must be a TreeEdges", (3, 2), "edges", None),
+            "tree": kind.everything("must be a PrefixTree", (3, 2), "tree", None),
+            "cp_group": kind.GROUP,
+        },
     ),
     Call(
         "position_ids",

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from megatron_magi import PrefixTree
 from megatron_magi.huggingface import Packing, dispatch_batch
 from tests.huggingface.cp_jobs import heads_of_plans, spread, whole
-from tests.huggingface.tiny_models import build, config, tokens
+from tests.huggingface.tiny_models import VOCAB, build, config, tokens
 from tests.process_pool import pool
 
 pytest.importorskip("transformers")
@@ -125,3 +127,38 @@ def test_rows_of_a_dispatched_batch_need_it() -> None:
         model(**without)
     with pytest.raises(ValueError, match="got that of another batch"):
         model(**first | {"magi_batch": other["magi_batch"]})
+
+
+TREE = PrefixTree((7, 5, 4, 6), (-1, 0, 0, 1))
+
+
+def tree_logits(rank: int) -> tuple[torch.Tensor, list[int]]:
+    """This rank's logits of the tree's rows, and which rows they are."""
+    model = build(config("llama"), "magi")
+    group = None if rank < 0 else dist.group.WORLD
+    local = dispatch_batch(tokens(1, 22), None, model.config, group, Packing(tree=TREE))
+    layout = local["magi_batch"].first.layout
+    return model(**local).logits[0].detach(), layout.position_ids(max(0, rank)).tolist()
+
+
+def test_a_tree_has_the_logits_of_its_branches() -> None:
+    """On one rank and on two: each branch is a sequence of its own."""
+    model = build(config("llama"), "eager")
+    wanted = torch.zeros(22, VOCAB)
+    for nodes in TREE.branches():
+        rows = torch.from_numpy(TREE.rows_of(nodes))
+        wanted[rows] = model(input_ids=tokens(1, 22)[:, rows]).logits[0].detach()
+    for logits, rows in [tree_logits(-1), *pool(2).run(tree_logits)]:
+        real = [i for i, row in enumerate(rows) if row < 22]
+        torch.testing.assert_close(logits[real], wanted[[rows[i] for i in real]], **CLOSE)
+
+
+def test_what_a_tree_stands_for_is_refused_with_it() -> None:
+    packing, ids = Packing(tree=TREE, position_ids=tokens(1, 22)), tokens(1, 22)
+    with pytest.raises(ValueError, match="got position_ids, labels with it; leave them out"):
+        dispatch_batch(ids, ids, config("llama"), None, packing)
+    with pytest.raises(ValueError, match=r"the tree's rows, \[1, 22\], got \[1, 9\]"):
+        dispatch_batch(tokens(1, 9), None, config("llama"), None, Packing(tree=TREE))
+    model = build(config("mistral"), "magi")
+    with pytest.raises(NotImplementedError, match="a tree needs layers without a window, got one"):
+        model(**dispatch_batch(ids, None, model.config, None, Packing(tree=TREE)))

@@ -267,4 +267,4 @@ def test_commands_say_it_in_a_line(
     command = ["plan", "--data", str(prefix), "--seq-length", "64", "--cp", "2"]
     assert main(command) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("error: packed data must be as it was written")
+    assert said.startswith("error: a data file must have Megatron's index, got ")

@@ -2,5 +2,6 @@
 
 from megatron_magi.core.mask.mask import AttnMask
 from megatron_magi.core.mask.slices import AttnSlice, SliceType
+from megatron_magi.core.mask.tree import PrefixTree
 
-__all__ = ["AttnMask", "AttnSlice", "SliceType"]
+__all__ = ["AttnMask", "AttnSlice", "PrefixTree", "SliceType"]
