@@ -17,6 +17,7 @@ from megatron_magi.adapter.mla import MlaYarnRotaryEmbedding
 from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
 from megatron_magi.config import MagiConfig
+from megatron_magi.core.runtime.token_dispatch import undispatch
 
 
 def train(**layout: Any) -> dict[str, list[float]]:
@@ -159,3 +160,36 @@ def run_page(code: str, then: str) -> float:
     mean = names["loss"].float().sum()
     torch.distributed.all_reduce(mean)
     return float(mean)
+
+
+def replay(**layout: Any) -> dict[str, Any]:
+    """Losses of a stream whose experts were chosen by a rollout, and the choices as recorded."""
+    from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
+
+    from megatron_magi.adapter.routing_replay import dispatch_routing, gather_routing
+
+    wanted = tiny_llama.Layout("replay", experts=4, **layout)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=wanted.tp, context_parallel_size=wanted.cp
+    )
+    model_parallel_cuda_manual_seed(1)
+    config = tiny_llama.model_config(wanted)
+    config.moe_enable_routing_replay = True
+    (model,) = model_chunks(tiny_llama.build_chunks(wanted, config))
+    local = tiny_llama.local_batch(wanted, config, 0, 0, model)
+    packed, group = local.packed_seq_params, parallel_state.get_context_parallel_group()
+    random = torch.Generator().manual_seed(3)
+    scores = torch.rand(config.num_layers, wanted.seq_length, 4, generator=random)
+    chosen = list(scores.topk(config.moe_router_topk, dim=-1).indices)
+    sp = {"sequence_parallel": wanted.sp}
+    RouterReplay.set_replay_data(dispatch_routing(chosen, packed, group, **sp))
+    RouterReplay.set_global_router_replay_action(RouterReplayAction.REPLAY_FORWARD)
+    losses = model(**local.model_inputs())
+    RouterReplay.set_global_router_replay_action(RouterReplayAction.RECORD)
+    model(**local.model_inputs())
+    recorded = gather_routing(RouterReplay.get_recorded_data(), packed, group, **sp)
+    shown = undispatch(losses.reshape(-1).detach(), packed.token_plan, group)
+    return {
+        "losses": shown.tolist(),
+        "recorded": [x.sort(dim=-1).values.tolist() for x in recorded],
+    }
