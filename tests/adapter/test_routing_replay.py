@@ -20,7 +20,12 @@ JOBS = Path(__file__).parent / "adapter_jobs.py"
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    layouts: dict[str, dict[str, Any]] = {"one": {}, "cp2": {"cp": 2}, "tp2 sp cp2": SP}
+    pieces = {"chunk_size": 8}
+    layouts: dict[str, dict[str, Any]] = {
+        "one": {},
+        "cp2": {"cp": 2, **pieces},
+        "tp2 sp cp2": {**SP, **pieces},
+    }
     jobs = [job(name, "replay", **layout) for name, layout in layouts.items()]
     return run_jobs_of(JOBS, jobs, tmp_path_factory.mktemp("replay"), 200)
 
@@ -33,6 +38,7 @@ def test_every_layout_has_the_losses_of_one_process(results: dict[str, Any], nam
     for got in results[name]["values"]:
         assert got["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
         assert got["recorded"] == wanted["recorded"]
+        assert not got["is_contiguous"], "else rows need no dispatch"
 
 
 def test_other_lengths_and_kinds_are_refused() -> None:
