@@ -189,7 +189,9 @@ def replay(**layout: Any) -> dict[str, Any]:
     model(**local.model_inputs())
     recorded = gather_routing(RouterReplay.get_recorded_data(), packed, group, **sp)
     shown = undispatch(losses.reshape(-1).detach(), packed.token_plan, group)
+    owners = packed.token_plan.layout.chunk_ranks
     return {
         "losses": shown.tolist(),
         "recorded": [x.sort(dim=-1).values.tolist() for x in recorded],
+        "is_contiguous": bool((owners[1:] >= owners[:-1]).all()),
     }
