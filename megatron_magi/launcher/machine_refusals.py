@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from megatron_magi.launcher.job_sizes import (
     wrong_sizes,
 )
 from megatron_magi.launcher.norms import check_local_norm
-from megatron_magi.launcher.rule import Rule
 
+Rule = Callable[[Any, MagiConfig], Iterator[str]]
+"""A rule: (Megatron's arguments, config) -> one line for each refused setting."""
 HYBRID_SPECS = ("hybrid_layer_specs", "mamba_layer_specs")
 """Megatron's modules of hybrid specs, which are made of TransformerEngine's layers."""
 

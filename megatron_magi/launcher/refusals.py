@@ -31,8 +31,7 @@ from megatron_magi.launcher.job_sizes import (
     splits_sequence,
     wrong_sizes,
 )
-from megatron_magi.launcher.machine_refusals import machine_refusals
-from megatron_magi.launcher.rule import Rule
+from megatron_magi.launcher.machine_refusals import Rule, machine_refusals
 
 REQUIRES = "--attention-backend magi requires"
 

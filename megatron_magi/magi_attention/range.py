@@ -58,20 +58,6 @@ class AttnRange:
     def is_empty(self) -> bool:
         return self.start == self.end
 
-    def is_valid_close(self, start: int | None = None, end: int | None = None) -> bool:
-        """Whether start <= end; None stands for this range's own, which always are."""
-        start, end = self._ends(start, end)
-        return start <= end
-
-    def is_valid_open(self, start: int | None = None, end: int | None = None) -> bool:
-        """Whether start < end; None stands for this range's own."""
-        start, end = self._ends(start, end)
-        return start < end
-
-    def check_valid(self, start: int | None = None, end: int | None = None) -> None:
-        """Raise RangeError where `is_valid_close` is False."""
-        AttnRange(*self._ends(start, end))
-
     def clone(self) -> AttnRange:
         """A range of its own with the same ends."""
         return AttnRange(self.start, self.end)
@@ -83,50 +69,18 @@ class AttnRange:
 
     def truncate(self, start: int | None = None, end: int | None = None) -> AttnRange:
         """The part inside ``[start, end)``; empty at its start if there is none."""
-        start, end = self._ends(start, end)
-        low = max(self.start, start)
-        return AttnRange(low, max(low, min(self.end, end)))
+        start, end = optional_integer(start, "start"), optional_integer(end, "end")
+        low = self.start if start is None else max(self.start, start)
+        return AttnRange(low, max(low, self.end if end is None else min(self.end, end)))
 
     def intersect(self, other: AttnRange) -> AttnRange:
         """The common part, empty if there is none."""
-        check_range(other, "other")
+        instance(other, AttnRange, "other", "pass AttnRange(start, end)")
         return self.truncate(other.start, other.end)
 
     def intersect_size(self, other: AttnRange) -> int:
         """Tokens of both."""
         return self.intersect(other).seqlen
-
-    def union(self, other: AttnRange) -> list[AttnRange]:
-        """The tokens of either: one range where the two share a token or one holds the other, and
-        both of them otherwise, also where they touch or one is empty."""
-        check_range(other, "other")
-        if self.is_empty() or other.is_empty() or not self.is_overlap_with(other):
-            return [self.clone(), other.clone()]
-        return [AttnRange(min(self.start, other.start), max(self.end, other.end))]
-
-    def union_size(self, other: AttnRange) -> int:
-        """Tokens of either, each counted once."""
-        return sum(r.seqlen for r in self.union(other))
-
-    def diff_by(self, other: AttnRange) -> list[AttnRange]:
-        """The tokens of ``other`` that are not in this range: no, one or two ranges."""
-        check_range(other, "other")
-        sides = other.truncate(end=self.start), other.truncate(start=self.end)
-        return [side for side in sides if not side.is_empty()]
-
-    def is_subrange_of(self, other: AttnRange) -> bool:
-        check_range(other, "other")
-        return other.start <= self.start and self.end <= other.end
-
-    def is_overlap_with(self, other: AttnRange) -> bool:
-        """Whether each begins before the other ends."""
-        check_range(other, "other")
-        return self.start < other.end and other.start < self.end
-
-    def _ends(self, start: int | None, end: int | None) -> NaiveRange:
-        """The given ends, and this range's own where none is given."""
-        start, end = optional_integer(start, "start"), optional_integer(end, "end")
-        return self.start if start is None else start, self.end if end is None else end
 
     def __len__(self) -> int:
         return self.seqlen
@@ -136,8 +90,3 @@ class AttnRange:
 
     def __repr__(self) -> str:
         return f"[{self.start}, {self.end})"
-
-
-def check_range(value: object, name: str) -> None:
-    """Refuse what is no AttnRange."""
-    instance(value, AttnRange, name, "pass AttnRange(start, end)")

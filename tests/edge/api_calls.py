@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -41,6 +40,10 @@ SOURCE_KINDS = {
     name: FLAG.also((False, "self-attention"))
     for name in ("is_same_source", "is_q_permutable", "is_k_permutable")
 }
+UNUSED = ("mode", "dynamic_max_degree", "min_chunk_size", "max_num_chunks", "alg",
+          "calc_cost_factor", "comm_cost_factor")  # fmt: skip
+"""Settings of MagiAttention's algorithms, which have no effect."""
+ALGORITHMS = [n for n in api.__all__ if n.endswith("Alg") or n == "GrpCollConfig"]
 WORDS = {"cp_group_or_mesh": "cp_group", "attn_mask_type": "mask"}
 SINK = kind.TENSOR.without(None).also(
     (torch.zeros(3), "[s, H]"), (torch.zeros(1, 2).int(), "float")
@@ -115,38 +118,20 @@ FUNCTIONS = [
 
 CONFIGS = [
     Call("DispatchConfig", api.DispatchConfig, {},
-         {"chunk_size": POSITIVE.without(None), "uneven_shard": FLAG.also((True, "equally many")),
-          "alg": kind.config("DispatchAlg").also((None, "must be a DispatchAlg"))}),
+         {"chunk_size": POSITIVE.without(None), "uneven_shard": FLAG.also((True, "equally many"))},
+         free=("alg",)),
     Call("OverlapConfig", api.OverlapConfig, {},
-         {"mode": kind.everything("must be an AttnOverlapMode", "static", 3, None),
-          "degree": COUNT.without(None), "dynamic_max_degree": POSITIVE.without(None),
-          "min_chunk_size": POSITIVE, "max_num_chunks": POSITIVE,
-          "alg": kind.everything("must be an OverlapAlg", {}, 3, None),
-          "calc_cost_factor": kind.FINITE.also((0.0, "0")),
-          "comm_cost_factor": kind.FINITE.also((-1.0, "-1"))}),
-    Call("GrpCollConfig", api.GrpCollConfig, {},
-         {f.name: COUNT for f in fields(api.GrpCollConfig)}),
+         {"degree": COUNT.without(None).also((65, "between 0 and 64"))}, free=UNUSED),
     Call("DistAttnConfig", api.DistAttnConfig, {},
          {"dispatch_config": kind.config("DispatchConfig"),
           "overlap_config": kind.everything("must be an OverlapConfig", {}, 3, None),
-          "grpcoll_config": kind.config("GrpCollConfig"),
-          "magi_config": kind.config("MagiConfig").also((None, "must be a MagiConfig"))}),
+          "magi_config": kind.config("MagiConfig").also((None, "must be a MagiConfig"))},
+         free=("grpcoll_config",)),
     Call("DistAttnRuntimeKey", api.DistAttnRuntimeKey,
          {"plan": KEY.plan, "cp_group": None, "dist_attn_config": api.DistAttnConfig()},
          {"plan": kind.PLAN, "cp_group": kind.GROUP,
           "dist_attn_config": CONFIG.also((None, "must be a DistAttnConfig"))}),
-    Call("ToppHeapDispatchAlg", api.ToppHeapDispatchAlg, {}, {"top_p": kind.FINITE}),
-    Call("BatchToppHeapDispatchAlg", api.BatchToppHeapDispatchAlg, {}, {"top_p": kind.FINITE}),
-    Call("SortedSequentialSelectAlg", api.SortedSequentialSelectAlg, {},
-         {"allocation_ratio": kind.FINITE}),
-    Call("UniformOverlapAlg", api.UniformOverlapAlg, {},
-         {"random_costs": FLAG, "random_seed": INT.without(None)}),
-    *(
-        Call(name, getattr(api, name), {}, {})
-        for name in ("DispatchAlg", "OverlapAlg", "LBDispatchAlg", "DPDispatchAlg", "BSDispatchAlg",
-                     "BTPDispatchAlg", "MinHeapDispatchAlg", "SequentialDispatchAlg",
-                     "RandomSelectDispatchAlg", "GreedyOverlapAlg", "AttnRanges")
-    ),
+    *(Call(name, getattr(api, name), {}, {}) for name in (*ALGORITHMS, "AttnRanges")),
     Call("DistAttnConfig.engine_config", api.DistAttnConfig().engine_config, {}, {}),
     Call("AttnForwardMeta", api.AttnForwardMeta, {"lse": X},
          {"lse": TENSOR, "max_logits": TENSOR.without(None)}),
@@ -155,8 +140,7 @@ CONFIGS = [
 ENDS = {"start": INT.without(None), "end": INT.without(None)}
 OTHER = {"other": kind.ONE_RANGE}
 CHECK = {"check": FLAG}
-LISTS = {"other_attn_ranges": kind.RANGES}
-MERGED = {"is_self_merged": FLAG}
+LIST = kind.everything("", 3, None, [3], [[0]], [[0, 1.5]], "ab").also((torch.tensor(3), "pairs"))
 
 
 def of_range(name: str, good: dict[str, Any], kinds: dict[str, Kind], **more: Any) -> Call:
@@ -179,17 +163,10 @@ RANGE_CALLS = [
          {"start": INT.also((9, "start <= end")), "end": INT.also((1, "start <= end"))}),
     of_range("from_range", {"attn_range": ONE}, {"attn_range": kind.RANGE} | CHECK,
              words={"attn_range": "range"}),
-    *(of_range(name, {"other": ONE}, OTHER)
-      for name in ("intersect", "intersect_size", "union", "union_size", "diff_by",
-                   "is_subrange_of", "is_overlap_with")),
-    *(of_range(name, {}, ENDS) for name in ("truncate", "is_valid_close", "is_valid_open")),
-    of_range("check_valid", {"start": 2, "end": 8},
-             {"start": INT.without(None).also((9, "start <= end")),
-              "end": INT.without(None).also((1, "start <= end"))}),
+    *(of_range(name, {"other": ONE}, OTHER) for name in ("intersect", "intersect_size")),
+    of_range("truncate", {}, ENDS),
     of_range("offset", {"offset": 3}, {"offset": INT}),
-    of_ranges("from_ranges", {"ranges": [[0, 2]]},
-              {"ranges": kind.everything("", 3, None, [3], [[0]], [[0, 1.5]], "ab")
-               .also((torch.tensor(3), "pairs"))} | CHECK,
+    of_ranges("from_ranges", {"ranges": [[0, 2]]}, {"ranges": LIST} | CHECK,
               words={"ranges": "range"}),
     of_ranges("from_cu_seqlens", {"cu_seqlens": [0, 4], "seq_len": 4},
               {"cu_seqlens": kind.INTS.also(([1, 4], "0"), ([], "0")), "seq_len": COUNT}),
@@ -197,29 +174,9 @@ RANGE_CALLS = [
               words={"attn_range": "range"}),
     of_ranges("insert", {"idx": 0, "attn_range": ONE},
               {"idx": INT, "attn_range": kind.RANGE} | CHECK, words={"attn_range": "range"}),
-    of_ranges("extend", {"attn_ranges": PAIRS},
-              {"attn_ranges": kind.everything("must be an AttnRanges", 3, [[0, 1]], None)}
-              | CHECK),
-    of_ranges("pop", {"idx": 0}, {"idx": INT}),
+    of_ranges("extend", {"attn_ranges": PAIRS}, {"attn_ranges": LIST} | CHECK,
+              words={"attn_ranges": "range"}),
     of_ranges("__getitem__", {"idx": 0}, {"idx": INT}),
-    of_ranges("__setitem__", {"idx": 0, "value": ONE}, {"idx": INT, "value": kind.RANGE},
-              words={"value": "range"}),
-    of_ranges("__setitem__", {"idx": slice(0, 1), "value": PAIRS[:1]},
-              {"value": kind.everything("ranges", ONE, 3, None).also((PAIRS, "a slice of 1"))},
-              free=("idx",), words={"value": ""}),
-    of_ranges("merge_with_split_alignment", {}, {"split_alignment": POSITIVE}),
-    of_ranges("chunk", {"chunk_size": 4}, {"chunk_size": POSITIVE} | CHECK),
-    of_ranges("truncate", {}, ENDS),
-    of_ranges("make_range_local", {"other_attn_range": ONE},
-              {"other_attn_range": kind.RANGE.also(((9, 17), "inside")),
-               "prefix_offset": kind.INTS.without(None).also(([0, 0], "one place"))} | MERGED,
-              words={"other_attn_range": "range"}),
-    of_ranges("make_ranges_local", {"other_attn_ranges": PAIRS}, LISTS | MERGED),
-    *(of_ranges(name, {"other_attn_ranges": PAIRS}, LISTS | MERGED | {"is_other_merged": FLAG})
-      for name in ("find_hole_ranges", "find_overlap_ranges")),
-    *(of_ranges(name, {"other": PAIRS}, {"other": kind.RANGES})
-      for name in ("intersect_size_with", "union_size_with")),
-    of_ranges("is_cu_seqlens", {"seqlen": 16}, {"seqlen": INT}),
     of_ranges("to_cu_seqlens", {"seq_len": 16}, {"seq_len": INT.also((17, "cover"))},
               words={"seq_len": ""}),
     of_ranges("to_tensor", {}, {"device": kind.DEVICE}),

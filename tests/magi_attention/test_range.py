@@ -1,8 +1,16 @@
 """AttnRange is a value."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from megatron_magi.magi_attention import AttnRange, RangeError
+
+RANGE = st.tuples(st.integers(0, 24), st.integers(0, 8)).map(lambda p: AttnRange(p[0], sum(p)))
+
+
+def tokens(r: AttnRange) -> set[int]:
+    return set(range(r.start, r.end))
 
 
 def test_a_range_is_a_value() -> None:
@@ -12,7 +20,12 @@ def test_a_range_is_a_value() -> None:
     assert r.offset(2) == AttnRange(5, 10)
     assert r.intersect(AttnRange(6, 20)) == AttnRange(6, 8)
     assert r.intersect_size(AttnRange(9, 20)) == 0 and r.truncate(end=2).is_empty()
-    assert AttnRange(4, 5).is_subrange_of(r) and not r.is_overlap_with(AttnRange(8, 9))
+
+
+@given(a=RANGE, b=RANGE)
+def test_the_common_part_of_two_ranges_is_that_of_two_sets(a: AttnRange, b: AttnRange) -> None:
+    assert tokens(a.intersect(b)) == tokens(a) & tokens(b) == tokens(a.truncate(b.start, b.end))
+    assert a.intersect_size(b) == len(tokens(a) & tokens(b))
 
 
 def test_an_end_is_set_and_checked() -> None:

@@ -44,8 +44,6 @@ PUBLISHED = {
     "DispatchConfig": "chunk_size=None, uneven_shard=False, alg=FACTORY",
     "OverlapConfig": "mode=STATIC, degree=1, dynamic_max_degree=8, min_chunk_size=512, "
     "max_num_chunks=64, alg=FACTORY, calc_cost_factor=1.0, comm_cost_factor=1.0",
-    "GrpCollConfig": "num_sms=24, nvl_chunk_size=8, nvl_buffer_size=256, rdma_chunk_size=16, "
-    "rdma_buffer_size=128, num_nvl_bytes=2000000000, num_rdma_bytes=0",
 }
 
 

@@ -21,12 +21,6 @@ ROOT = Path(__file__).parents[2]
         ("docs", "images/viz.png", "images/viz.png"),
         (".", "docs/images/viz.png", "images/viz.png"),
         ("docs", "../examples/own_loop.py", "https://here/examples/own_loop.py"),
-        ("docs/history", "../planner.md#limits", "../planner.md#limits"),
-        ("docs/history", "kernel_forward.md", "kernel_forward.md"),
-        ("docs", "history/kernel_forward.md", "history/kernel_forward.md"),
-        ("docs/history", "../images/viz.png", "../images/viz.png"),
-        ("docs/history", "../../README.md", "../index.md"),
-        ("docs/history", "../../setup.py", "https://here/setup.py"),
         (".", "https://example.org/x.md", "https://example.org/x.md"),
     ],
 )

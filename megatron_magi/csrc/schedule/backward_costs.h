@@ -34,13 +34,13 @@ struct BwdCosts {
   double tolerance = 1.005;     // ratio: the first schedule so near the best is taken, fast mode
 
   // Fast mode: what blocks do not share in the cache. Fitted to 21 masks and lengths with 10
-  // schedules each on an H200 (docs/history/kernel_backward.md, step 18).
+  // schedules each on an H200.
   double heads_penalty = 0.02;      // share, for twice the kv heads at a time
   double drift_penalty = 0.02;      // share, for twice the bytes over which uneven items spread
   double drift_bytes = 67e6;        // bytes, from which on
   double lane_drift_bytes = 134e6;  // bytes, the same if lanes run one after another
   // Processors of different speed drift apart in a launch of even items, if the cache does not hold
-  // all that a block walks (docs/history/kernel_backward.md, long rows).
+  // all that a block walks.
   double speed_penalty = 0.016;  // share, for twice the bytes of that drift
   double speed_bytes = 10e6;     // bytes, from which on
   double speed_spread = 0.005;   // ratio: the fastest processor of an H200 over the slowest, less 1
@@ -58,7 +58,7 @@ struct BwdCosts {
   // Scattered blocks: items of about one length start together and walk at one pace, as long as
   // what they spread over fits the cache; the next ones start when these end, which is not at one
   // time. So short blocks of one lane are best. Fitted to 20 schedules of random blocks of 128 at
-  // 16k and 64k tokens on an H200 (docs/history/kernel_backward.md, schedule).
+  // 16k and 64k tokens on an H200.
   double scattered_penalty = 0.055;        // share, for twice the bytes of spread, squared
   double scattered_bytes = 24e6;           // bytes, from which on
   double scattered_lanes_penalty = 0.065;  // share, for twice the lanes, beyond those bytes
@@ -69,7 +69,7 @@ struct BwdCosts {
   // heads run at a time. Fitted to 50 sweeps of 6 to 12 schedules on an H200
   // (docs/kernel_notes_bwd.md, deterministic mode).
   // Blocks of a single kv head, all in one queue, took up to a third more time than the simulation
-  // says (docs/history/kernel_backward.md, deterministic mode at step 10).
+  // says.
   double fewest_lanes = 2.;        // lanes of a section, where there are so many
   double lanes_penalty = 0.005;    // share, for twice the lanes at a time
   double splits_penalty = 0.04;    // share, for twice the splits if heads are the outer loop

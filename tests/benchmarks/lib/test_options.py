@@ -64,11 +64,6 @@ def test_a_new_file_may_be_written(
 
 
 NOTHING = [
-    *(
-        ("benchmarks.distributed.agreement", word)
-        for word in ("--ranks 0", "--calls 20", "--every-us -1")
-    ),
-    ("benchmarks.kernel.deterministic", "--rounds 0"),
     *(("benchmarks.distributed.attn", f"{name} 0") for name in ("--ranks", "--tokens", "--rounds")),
     *(
         ("benchmarks.distributed.attn", word)
@@ -84,13 +79,10 @@ NOTHING = [
         for word in ("--heads 4", "--directions sideways", "--masks none")
     ),
     ("benchmarks.kernel.host", "--bursts 0"),
-    *(("benchmarks.kernel.long", word) for word in ("--tokens 0", "--heads 4", "--head-dim 0")),
-    *(("benchmarks.kernel.max_logits", word) for word in ("--rounds 0", "--seqlen 0")),
+    *(("benchmarks.kernel.options", f"{name} 0") for name in ("--rounds", "--seqlens")),
     ("benchmarks.planner.plans", "--packs 0"),
-    ("benchmarks.kernel.power", "--rounds 0"),
     *(("benchmarks.kernel.schedules", f"{name} 0") for name in ("--rounds", "--seqlens")),
     ("benchmarks.kernel.schedules", "--directions forward"),
-    ("benchmarks.kernel.sink", "--rounds 0"),
     *(("benchmarks.planner.work_lists", f"{name} 0") for name in ("--rounds", "--tokens")),
     *(("tools.simulate_scale", f"{name} 0") for name in ("--packs", "--cp", "--tokens")),
 ]
@@ -121,7 +113,6 @@ def test_to_measure_nothing_is_refused(
 
 
 NEEDED = [
-    ("benchmarks.kernel.long", "", "--device cuda needs a GPU, got none; pass --device cpu"),
     ("benchmarks.train.fsdp2", "", "ranks that torchrun has started are needed"),
     ("benchmarks.train.titan", "--torchtitan TREE", "ranks that torchrun has started are needed"),
     ("benchmarks.train.convergence", "", "a set to run is needed, or --archive, got neither"),

@@ -26,6 +26,7 @@ from megatron_magi.compare.positions import Bucket, write_positions
 from megatron_magi.compare.read_run import read_run
 from megatron_magi.compare.wgrads import read_wgrads
 from megatron_magi.launcher.documents import MaskRequest
+from megatron_magi.launcher.flags import MaskFunction
 
 ROOT = Path(__file__).parents[3]
 LENGTH = 1024
@@ -292,3 +293,29 @@ def test_the_baseline_of_documents_is_right() -> None:
         env={**os.environ, "PYTHONPATH": paths},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_runs_of_a_seed_differ_in_attention_alone() -> None:
+    runs = {run.name: run for run in flag_cases.paired_runs()}
+    assert len(runs) == 5 * len(flag_cases.SEEDS)
+    kinds = ("te", "te_a2a", "magi", "right_mask", "near_block")
+    attention = {"attention-backend", "cp-comm-type", "magi-mask"}
+    for seed in flag_cases.SEEDS:
+        flags = [runs[f"paired_{kind}_{seed}"].flags for kind in kinds]
+        shared = [{k: v for k, v in f.items() if k not in attention} for f in flags]
+        assert all(others == shared[0] for others in shared) and shared[0]["seed"] == seed
+
+
+@pytest.mark.parametrize(
+    ("made", "size"), [(flag_masks.near_tile, 128), (flag_masks.near_block, 4096)]
+)
+def test_the_mask_that_is_given_is_the_right_one(made: MaskFunction, size: int) -> None:
+    """For every sample of a microbatch, which the flag joins to one stream."""
+    length = 2 * size
+    request = MaskRequest((0, length, 2 * length), None)
+    right = flag_masks.right_mask(request)
+    assert right == masks.from_cu_seqlens([0, length, 2 * length])
+    dense = right.to_dense()
+    for start in (0, length):
+        dense[start + size : start + length, start : start + size] = False
+    assert np.array_equal(made(request).to_dense(), dense)
