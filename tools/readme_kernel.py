@@ -112,20 +112,6 @@ def kernel_peers() -> str:
     return kernel_page(lines, note, *tables)
 
 
-def kernel_table(direction: str) -> str:
-    """Everything there is: one line per mask and length."""
-    cells = kernel_cells(direction)
-    lines = [
-        "| mask | tokens | ours | " + " | ".join(cells.peers) + " | ours / best peer |",
-        "|---|---|---|" + "---|" * (len(cells.peers) + 1),
-    ]
-    for mask, seqlen in (cell for cell in cells.figures if "ours" in cells.figures[cell]):
-        shown = " | ".join(figure(cells, (mask, seqlen), p) for p in ("ours", *cells.peers))
-        ratio = cells.ratio((mask, seqlen))
-        lines.append(f"| {mask} | {seqlen} | {shown} | " + (f"{ratio:.2f} |" if ratio else "- |"))
-    return kernel_page(lines, "", cells)
-
-
 def host_table() -> str:
     """Microseconds that a call keeps the host, one line per implementation and level."""
     record = newest("host")

@@ -16,7 +16,7 @@ from megatron_magi.cli.parser import CommandParser
 from tools.readme_dist import dist_table, packs_table
 from tools.readme_index import index_table
 from tools.readme_jobs import jobs_table
-from tools.readme_kernel import host_table, kernel_peers, kernel_summary, kernel_table
+from tools.readme_kernel import host_table, kernel_peers, kernel_summary
 from tools.readme_memory import memory_table
 from tools.readme_pretrain import agreement_table, flags_table
 from tools.readme_records import RECORDS, ROOT, newest, source
@@ -50,8 +50,6 @@ def planner_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "kernel": kernel_summary,
     "kernel peers": kernel_peers,
-    "kernel forward": lambda: kernel_table("fwd"),
-    "kernel backward": lambda: kernel_table("bwd"),
     "host": host_table,
     "planner": planner_table,
     "dist": dist_table,

@@ -96,7 +96,6 @@ def test_tables_show_the_peers_of_the_newest_record_of_each_cell(stored: Path) -
     assert sum("Record:" in line for line in peers) == 2
     summary = readme_kernel.kernel_summary()
     assert "| `full` | - | 720 (1.06x fa3) | - | - | 550 (1.83x) | - |" in summary
-    assert "| full | 16384 | 720 | 610 | 680 | 1.06 |" in readme_kernel.kernel_table("fwd")
 
 
 def test_no_record_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
