@@ -1,8 +1,8 @@
 """Gradients of runs in bf16 beside those in fp32: errors of each parameter, and shares of controls.
 
-    python -m benchmarks.train.gradient_shares --truth RUNS/fp32 --stock RUNS/cudnn --also RUNS/fa3 \\
-        --run RUNS/magi_cp1 --run RUNS/magi_cp4 --control RUNS/late=RUNS/fp32_late \\
-        --csv gradients.csv
+    python -m benchmarks.train.gradient_shares --truth RUNS/fp32 --stock RUNS/cudnn \\
+        --also RUNS/fa3 --run RUNS/magi_cp1 --run RUNS/magi_cp4 \\
+        --control RUNS/late=RUNS/fp32_late --csv gradients.csv
 
 Every folder is one of Megatron's --save with the wgrads of one step (--save-wgrads-interval 1), all
 from the same weights and samples. A control is a run with one error, and the fp32 run with that
@@ -73,8 +73,10 @@ def main() -> int:
         "--also", type=Path, action="append", default=[], help="printed, not judged"
     )
     parser.add_argument("--run", type=Path, action="append", default=[], help="judged")
-    parser.add_argument("--control", type=control, action="append", default=[],
-                        metavar="RUN=TRUTH", help="a run and an fp32 run with the same error")  # fmt: skip
+    parser.add_argument(
+        "--control", type=control, action="append", default=[], metavar="RUN=TRUTH",
+        help="a run and an fp32 run with the same error",
+    )  # fmt: skip
     parser.add_argument("--csv", type=Path, help="write the errors of each parameter and run")
     options = parser.parse_args()
     try:
