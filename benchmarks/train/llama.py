@@ -1,0 +1,166 @@
+"""Llama-3 1B through its recipe: saved weights, gradients of one step, and curves.
+
+    python -m benchmarks.train.llama weights gradients --data PREFIX --out OUT --gpus 0,1,2,3 \\
+        -- --tokenizer-type NullTokenizer
+    python -m benchmarks.train.llama curves ... --detach     goes on when this command ends
+    python -m benchmarks.train.llama --status --out OUT      what runs, what ended, and how
+
+Each run is the packaged pretrain script with the recipe's flags, those of its case
+(llama_cases.py), and what follows `--`. Runs take the GPUs that are free, in this order. Gradients
+begin at the checkpoint of `weights` in OUT, or at --weights FOLDER. A run that has ended well is
+not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Condition
+
+from benchmarks.lib.options import at_least
+from benchmarks.train.llama_cases import GROUPS, RECIPE, Case, base_flags
+from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.parser import CommandParser, UsageError
+
+ENDED = "run.json"
+
+
+def main() -> int:
+    options = parse()
+    if options.status:
+        print("\n".join(status(options.out)))
+        return 0
+    if options.detach:
+        return detach(options.out)
+    chosen = [case for name in options.groups for case in GROUPS[name]()]
+    wide = [case.name for case in chosen if case.gpus > len(options.gpus)]
+    if wide and not options.fewer:
+        raise UsageError(
+            f"as many GPUs as the widest run needs are required, got {len(options.gpus)} for "
+            f"{', '.join(wide)}; name more (--gpus), or leave these out (--fewer)"
+        )
+    queue = Queue(options)
+    groups = [[c for c in GROUPS[name]() if c.name not in wide] for name in options.groups]
+    return max((queue.make(cases) for cases in groups), default=0)
+
+
+def parse() -> argparse.Namespace:
+    parser = CommandParser(description=__doc__.splitlines()[0])
+    parser.add_argument("groups", nargs="*", choices=[*GROUPS, []], metavar="GROUP",
+                        help=", ".join(GROUPS))  # fmt: skip
+    parser.add_argument("--out", type=Path, required=True, help="a folder for each run")
+    parser.add_argument("--data", default="mock", help="prefix of the packed text (default: mock)")
+    parser.add_argument("--recipe", default=RECIPE)
+    parser.add_argument("--weights", type=Path, help="checkpoint that gradients begin at")
+    parser.add_argument("--gpus", type=lambda text: text.split(","), default=["0"])
+    parser.add_argument("--fewer", action="store_true", help="leave out runs of more GPUs")
+    parser.add_argument("--limit-s", type=at_least(1), default=1200, help="of a run")
+    parser.add_argument("--detach", action="store_true", help="start a queue and return")
+    parser.add_argument("--status", action="store_true", help="say how the runs stand")
+    words, _, more = " ".join(sys.argv[1:]).partition(" -- ")
+    options = parser.parse_args(words.split())
+    options.more = more.split()
+    return options
+
+
+def detach(out: Path) -> int:
+    """Start this command again in a session of its own, which outlives the caller's."""
+    out.mkdir(parents=True, exist_ok=True)
+    words = [word for word in sys.argv[1:] if word != "--detach"]
+    with (out / "queue.log").open("a") as log:
+        started = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.train.llama", *words],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    print(f"queue {started.pid}; {out}/queue.log says what it does")
+    return 0
+
+
+def status(out: Path) -> list[str]:
+    """A line for each run that was begun."""
+    lines = []
+    for log in sorted(out.glob("*/log.txt"), key=lambda path: path.stat().st_mtime):
+        ended = log.parent / ENDED
+        facts = json.loads(ended.read_text()) if ended.is_file() else {}
+        code = facts.get("code")
+        how = "runs" if code is None else "ended well" if code == 0 else f"failed, exit code {code}"
+        last = next((x for x in reversed(log.read_text().splitlines()) if " iteration " in x), "")
+        lines.append(f"{log.parent.name}: {how}; {last.strip()[:160]}")
+    return lines
+
+
+class Queue:
+    """Makes runs in order, each on GPUs that no other run has."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self._free, self._changed = list(options.gpus), Condition()
+
+    def make(self, cases: list[Case]) -> int:
+        """0 if all ended well."""
+        with ThreadPoolExecutor(len(self.options.gpus)) as threads:
+            codes = list(threads.map(self._make, cases))
+        return max(codes, default=0)
+
+    def _make(self, case: Case) -> int:
+        folder = self.options.out / case.name
+        ended = folder / ENDED
+        if ended.is_file() and json.loads(ended.read_text())["code"] == 0:
+            return 0
+        folder.mkdir(parents=True, exist_ok=True)
+        taken = self._take(case.gpus)
+        began = time.monotonic()
+        try:
+            code = self._run(case, folder, taken)
+        finally:
+            self._give_back(taken)
+        facts = {"name": case.name, "code": code, "seconds": round(time.monotonic() - began, 1),
+                 "flags": case.flags, "gpus": case.gpus}  # fmt: skip
+        ended.write_text(json.dumps(facts, indent=1) + "\n")
+        print(f"{case.name}: exit code {code}, {facts['seconds']} s", flush=True)
+        return code
+
+    def _run(self, case: Case, folder: Path, gpus: list[str]) -> int:
+        begins = None if case.saves_weights else self._weights(case)
+        words = case.words(
+            base_flags(self.options.recipe, self.options.data, self.options.more), folder, begins
+        )
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        launcher += ["--nproc-per-node", str(case.gpus), "-m", "megatron_magi.run", "pretrain_gpt"]
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+        with (folder / "log.txt").open("w") as log:
+            try:
+                return subprocess.run(
+                    [*launcher, *words], env={**os.environ, **visible, **case.environment},
+                    stdout=log, stderr=log, timeout=self.options.limit_s,
+                ).returncode  # fmt: skip
+            except subprocess.TimeoutExpired:
+                return 124
+
+    def _weights(self, case: Case) -> Path | None:
+        """Where runs of gradients begin; curves draw their weights."""
+        if "--save-wgrads-interval" not in case.flags:
+            return None
+        found: Path = self.options.weights or self.options.out / "weights" / "save"
+        return found
+
+    def _take(self, count: int) -> list[str]:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._free) >= count)
+            taken, self._free = self._free[:count], self._free[count:]
+            return taken
+
+    def _give_back(self, gpus: list[str]) -> None:
+        with self._changed:
+            self._free += gpus
+            self._changed.notify_all()
+
+
+if __name__ == "__main__":
+    raise SystemExit(guarded(main))
