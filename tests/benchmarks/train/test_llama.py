@@ -1,0 +1,77 @@
+"""The queue of Llama-3 1B runs: what each run is told, and what happens to those that fail."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.train import llama, llama_cases
+from benchmarks.train.llama_cases import Case
+from tests.cli.command import Capture
+
+BASE = ["--bf16", "--lr", "1"]
+
+
+def options(out: Path, **given: Any) -> Any:
+    usual = {"out": out, "gpus": ["0", "1"], "recipe": "llama3_1b_1gpu", "data": "mock", "more": []}
+    return SimpleNamespace(**{**usual, "weights": None, "limit_s": 60, **given})
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
+    """Commands and GPUs of runs, which do nothing; those of `bad` end with 3."""
+    seen: list[tuple[list[str], str]] = []
+
+    def run(command: list[str], env: dict[str, str], stdout: Any, **more: Any) -> Any:
+        seen.append((command, env["CUDA_VISIBLE_DEVICES"]))
+        stdout.write(" iteration 1/1 | lm loss: 2.0\n")
+        return SimpleNamespace(returncode=3 if "--bad" in command else 0)
+
+    monkeypatch.setattr(llama.subprocess, "run", run)
+    return seen
+
+
+def test_gradients_have_one_set_of_weights_and_a_truth_for_each_control() -> None:
+    cases = {case.name: case for case in llama_cases.gradients()}
+    for name, case in cases.items():
+        words = case.words(BASE, Path("out"), Path("weights"))
+        assert words[words.index("--load") + 1] == "weights" and "--finetune" in words
+        assert words[-1] == "--no-load-rng" and "--save-wgrads-interval" in words
+        assert ("--bf16" in words) == (not name.startswith("fp32")), name
+        assert words[len(words) - 1 - words[::-1].index("--lr") + 1] == "0"
+    for control in llama_cases.CONTROLS:
+        truth, run = cases[f"fp32_{control}"], cases[f"magi_{control}"]
+        assert truth.flags[truth.flags.index("--magi-mask") + 1] == (
+            run.flags[run.flags.index("--magi-mask") + 1])  # fmt: skip
+    assert cases["fp32"].flags.count("layer_spec") == 1
+
+
+def test_runs_have_gpus_of_their_own_and_are_not_made_twice(
+    tmp_path: Path, started: list[tuple[list[str], str]], capsys: Capture
+) -> None:
+    cases = [Case("one", ()), Case("two", (), 2), Case("bad", ("--bad",))]
+    assert llama.Queue(options(tmp_path)).make(cases) == 3
+    gpus = {command[command.index("--save") + 1].split("/")[-2]: g for command, g in started}
+    assert sorted(gpus["two"].split(",")) == ["0", "1"] and gpus["one"] in ("0", "1")
+    assert json.loads((tmp_path / "bad" / "run.json").read_text())["code"] == 3
+    started.clear()
+    assert llama.Queue(options(tmp_path)).make(cases) == 3
+    assert len(started) == 1, "those that ended well stay"
+    said = llama.status(tmp_path)
+    assert any(x.startswith("one: ended well; iteration 1/1") for x in said), said
+    assert any(x.startswith("bad: failed, exit code 3") for x in said)
+
+
+def test_too_few_gpus_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["llama", "gradients", "--out", str(tmp_path), "--gpus", "0,1"]
+    )
+    assert llama.guarded(llama.main) == 2
+    assert "as many GPUs as the widest run needs are required, got 2" in capsys.readouterr().err
