@@ -46,8 +46,11 @@ def main() -> int:
             f"{', '.join(wide)}; name more (--gpus), or leave these out (--fewer)"
         )
     queue = Queue(options)
-    groups = [[c for c in GROUPS[name]() if c.name not in wide] for name in options.groups]
-    return max((queue.make(cases) for cases in groups), default=0)
+    for name in options.groups:  # the next one begins at what this one saves
+        code = queue.make([case for case in GROUPS[name]() if case.name not in wide])
+        if code:
+            return code
+    return 0
 
 
 def parse() -> argparse.Namespace:
