@@ -22,6 +22,7 @@ from megatron_magi.launcher.job_sizes import (
 )
 from megatron_magi.launcher.norms import check_local_norm
 from megatron_magi.launcher.rule import Rule
+from megatron_magi.launcher.state_refusals import absent_packages
 
 HYBRID_SPECS = ("hybrid_layer_specs", "mamba_layer_specs")
 """Megatron's modules of hybrid specs, which are made of TransformerEngine's layers."""
@@ -116,6 +117,7 @@ def _checkpoint_worker(args: Any, magi: MagiConfig) -> Iterator[str]:
 
 MACHINE_RULES: tuple[Rule, ...] = (
     _absent_transformer_engine,
+    absent_packages,
     _layers_of_mtp,
     _local_norms,
     _kernel,
