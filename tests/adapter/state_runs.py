@@ -15,7 +15,7 @@ from torch import Tensor
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.rank_batch import Batch
 from megatron_magi.adapter.state_layers import sign_of
-from megatron_magi.adapter.stream_view import StreamRows, stream_view
+from megatron_magi.adapter.stream_view import ROWS, StreamRows, stream_view
 
 Microbatch = tuple[Batch, list[int]]
 
@@ -100,3 +100,4 @@ def order_of_zigzag(packed: MagiPackedSeqParams) -> None:
     owned = [(chunks[rank], chunks[-1 - rank]) for rank in range(cp_size)]
     rank_order = torch.cat([chunk for pair in owned for chunk in pair])
     view.rows = StreamRows(rank_order.argsort(), rank_order)
+    setattr(view.cu_seqlens_q, ROWS, view.rows)
