@@ -28,6 +28,7 @@ STATE = {
     "linear-num-value-heads": 8,
     "linear-key-head-dim": 8,
     "linear-value-head-dim": 8,
+    "adam-eps": 1e-3,  # else updates grow by the noise of gradients near 0
 }
 MAMBA = {**HYBRID, **STATE, "hybrid-layer-pattern": "M*-E"}
 DELTA = {**MAMBA, "hybrid-layer-pattern": "G*-M"}
