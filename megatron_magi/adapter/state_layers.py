@@ -25,8 +25,9 @@ from megatron_magi.adapter.stream_view import ROWS, StreamParams, StreamRows, st
 
 Function = Callable[..., Any]
 
-KINDS = {"MambaMixer": "M", "GatedDeltaNet": "G"}
-"""Class names of Megatron's layers with state that work, and their signs in a hybrid pattern."""
+KINDS = {"MambaMixer": "M", "GatedDeltaProductMixer": "M", "GatedDeltaNet": "G"}
+"""Class names of Megatron's layers with state that work, and their signs in a hybrid pattern; a
+layer spec decides which of two an M is."""
 
 OTHER_KINDS = ("GatedDelta",)
 """Prefixes of the class names of layers with state that do not work."""
@@ -61,7 +62,7 @@ def state_layers(chunk: Any) -> Iterator[tuple[str, Any]]:
             yield name, module
         elif kind.startswith(OTHER_KINDS):
             raise NotImplementedError(
-                f"this plugin requires layers of attention, MLP, MoE and of {' and '.join(KINDS)}, "
+                f"this plugin requires layers of attention, MLP, MoE and {', '.join(KINDS)}, "
                 f"got {kind} at {name}: its rows do not follow the plan; leave it out of the "
                 f"model"
             )

@@ -156,6 +156,10 @@ HOOK_POINTS = (
         first=(0, 19),
     ),
     HookPoint(
+        "delta-product", "megatron.core.ssm.gated_delta_product", "GatedDeltaProductMixer.forward",
+        ("hidden_states", "packed_seq_params"), model_hooks.keep_state_exchange, first=(0, 20),
+    ),
+    HookPoint(
         "final-norm", "megatron.core.transformer.transformer_block", "LayerNormImpl",
         ("config",), norms.own_final_norm,
     ),

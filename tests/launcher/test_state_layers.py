@@ -15,7 +15,17 @@ import pytest
 
 from tests.launcher.few_arguments import arguments
 from tests.launcher.layouts import version_of
-from tests.launcher.test_other_layers import CP2, HYBRID, JOBS, MAGI, STAND_INS, job, values
+from tests.launcher.test_other_layers import (
+    CP2,
+    ENGINE,
+    HYBRID,
+    JOBS,
+    MAGI,
+    STAND_INS,
+    engine_hybrid,
+    job,
+    values,
+)
 from tests.megatron_worker import run_jobs_of
 
 RELATIVE = 2e-5
@@ -31,7 +41,8 @@ STATE = {
     "adam-eps": 1e-3,  # else updates grow by the noise of gradients near 0
 }
 MAMBA = {**HYBRID, **STATE, "hybrid-layer-pattern": "M*-E"}
-DELTA = {**MAMBA, "hybrid-layer-pattern": "G*-M"}
+DENSE = {**MAMBA, "num-experts": None, "moe-router-topk": None}  # 0.20 wants an E beside these
+DELTA = {**DENSE, "hybrid-layer-pattern": "G*-M"}
 PP2 = {"pipeline-model-parallel-size": 2, "hybrid-layer-pattern": "M-|*M"}
 DOCUMENTS = {"reset-attention-mask": True, "reset-position-ids": True, "eod-mask-loss": True}
 
@@ -47,8 +58,8 @@ def runs(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> d
         job("mamba joined cp2", script, MAMBA, CP2, {"micro-batch-size": 2}),
         job("mamba documents cp1", script, MAMBA, MAGI, DOCUMENTS),
         job("mamba documents cp2", script, MAMBA, CP2, DOCUMENTS),
-        job("mamba pp2 stock", script, MAMBA, {"hybrid-layer-pattern": "M-*M"}),
-        job("mamba pp2 cp2", script, MAMBA, CP2, PP2),
+        job("mamba pp2 stock", script, DENSE, {"hybrid-layer-pattern": "M-*M"}),
+        job("mamba pp2 cp2", script, DENSE, CP2, PP2),
     ]
     if version_of(megatron_checkout) >= (0, 19):
         jobs += [
@@ -83,6 +94,42 @@ def test_layers_with_state_through_the_flag(runs: dict[str, Any], name: str, wan
         assert values(runs[name])[figure] == expected, figure
 
 
+@pytest.fixture(scope="module")
+def engine(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Megatron's own specs of these layers, on a stand-in of TransformerEngine."""
+    script = megatron_checkout / "pretrain_hybrid.py"
+    mamba = {**engine_hybrid(), **MAMBA, **ENGINE, "spec": engine_hybrid()["spec"]}
+    kinds = {"mamba": mamba}
+    if version_of(megatron_checkout) >= (0, 20):
+        product = [mamba["spec"][0], "gated_delta_product_stack_spec"]
+        kinds["product"] = {**mamba, "spec": product, "gdp-num-householder": 2}
+    jobs = []
+    for kind, flags in kinds.items():
+        jobs += [
+            job(f"{kind} stock", script, flags),
+            job(f"{kind} cp2", script, flags, CP2),
+            job(f"{kind} documents cp1", script, flags, MAGI, DOCUMENTS),
+            job(f"{kind} documents cp2", script, flags, CP2, DOCUMENTS),
+        ]
+    first = (STAND_INS, STAND_INS / "state", megatron_checkout)
+    return run_jobs_of(JOBS, jobs, tmp_path_factory.mktemp("engine"), 580, first)
+
+
+@pytest.mark.megatron_checkout
+@pytest.mark.parametrize("name, wanted", [("cp2", "stock"), ("documents cp2", "documents cp1")])
+@pytest.mark.parametrize("kind", ["mamba", "product"])
+def test_specs_of_transformer_engine(
+    engine: dict[str, Any], kind: str, name: str, wanted: str
+) -> None:
+    if f"{kind} stock" not in engine:
+        pytest.skip("the gated delta product came with 0.20")
+    for figure in ("loss", "grad_norm"):
+        expected = pytest.approx(values(engine[f"{kind} {wanted}"])[figure], rel=RELATIVE)
+        assert values(engine[f"{kind} {name}"])[figure] == expected, figure
+    if kind == "product":
+        assert "GatedDeltaProductMixer" in values(engine[f"{kind} {name}"])["modules"]
+
+
 @pytest.mark.megatron_checkout
 def test_documents_change_the_losses(runs: dict[str, Any]) -> None:
     joined, apart = (values(runs[f"mamba {kind}"])["loss"] for kind in ("cp2", "documents cp2"))
@@ -109,6 +156,7 @@ def test_settings_of_layers_with_state_end_in_a_line_each(
     from megatron_magi.launcher.refusals import refusals
 
     lines = refusals(arguments(**{"hybrid_layer_pattern": "*-M", **given}), here=False)
+    lines = [line for line in lines if "require Megatron 0.19" not in line]
     assert len(lines) == len(texts), lines
     for line, text in zip(lines, texts, strict=True):
         assert re.search(text, line) and "(--hybrid-layer-pattern)" in line

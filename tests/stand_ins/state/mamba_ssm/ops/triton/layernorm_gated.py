@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class RMSNorm(torch.nn.Module):
-    """RMSNorm over groups of channels; without a gate, since the scan has applied it."""
+    """RMSNorm over groups of channels, behind the gate if there is one."""
 
     def __init__(
         self, hidden_size: int, eps: float = 1e-5, group_size: int | None = None, **more: Any
@@ -19,8 +19,9 @@ class RMSNorm(torch.nn.Module):
         place = {name: more[name] for name in ("device", "dtype") if name in more}
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, **place))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
         """[..., hidden_size] -> the same."""
+        x = x if z is None else x * torch.nn.functional.silu(z)
         groups = x.unflatten(-1, (-1, self.group_size))
         normed = torch.nn.functional.rms_norm(groups, (self.group_size,), eps=self.eps)
         return normed.flatten(-2) * self.weight
