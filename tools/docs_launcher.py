@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from megatron_magi import CostTable, MagiConfig
-from megatron_magi.launcher import changed_arguments, flags, hook_points, refusals
+from megatron_magi.launcher import changed_arguments, flags, hook_points, refusals, state_refusals
 from tools.docs_text import attribute_docs, fill_tables, one_line
 
 OTHER_FLAGS = {
@@ -91,7 +91,8 @@ def refusal_table() -> Iterator[str]:
         if rule.works[0] is False or rule.works[0] is None:
             works = "not given"
         yield f"| `{rule.flag}` | {works} | {rule.remedy} |"
-    layers = ", ".join(f"`{symbol}` ({kind})" for symbol, kind in refusals.OTHER_LAYERS.items())
+    others = state_refusals.OTHER_LAYERS.items()
+    layers = ", ".join(f"`{symbol}` ({kind})" for symbol, kind in others)
     yield f"| `--hybrid-layer-pattern` | without {layers} | leave these layers out |"
 
 

@@ -1,4 +1,4 @@
-"""A hybrid stack of attention, MLP and MoE layers that needs no TransformerEngine.
+"""A hybrid stack that needs no TransformerEngine: attention, MLP, MoE and layers with state.
 
 Megatron's own hybrid specs consist of TransformerEngine's layers. This one is built from parts of
 the local GPT layer: `--spec megatron_magi.adapter.hybrid_spec hybrid_local_spec`. It works with and
@@ -10,9 +10,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.hybrid.hybrid_block import HybridStack, HybridStackSubmodules
+from megatron.core.ssm.gated_delta_net import GatedDeltaNet, GatedDeltaNetSubmodules
+from megatron.core.ssm.mamba_layer import MambaLayer, MambaLayerSubmodules
+from megatron.core.ssm.mamba_mixer import MambaMixer, MambaMixerSubmodules
 from megatron.core.ssm.mlp_layer import MLPLayer
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.identity_op import IdentityFuncOp, IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
 
@@ -23,8 +28,9 @@ HAS_LATENT_LAYERS = "mla_layer" in {
 }
 """Whether a pattern may have MLA layers, which came with 0.19."""
 
-LOCAL_LAYERS = "*-E+" if HAS_LATENT_LAYERS else "*-E"
-"""Symbols of a hybrid layer pattern: attention, MLP, MoE, and multi-latent attention."""
+LOCAL_LAYERS = "*-EMG+" if HAS_LATENT_LAYERS else "*-EMG"
+"""Symbols of a hybrid layer pattern: attention, MLP, MoE, Mamba, gated delta net, and multi-latent
+attention."""
 
 
 class LocalHybridStack(HybridStack):  # type: ignore[misc]
@@ -68,10 +74,25 @@ MLP_ALONE = {
 _dense = get_gpt_layer_local_spec()
 # The number of experts comes from the config.
 _moe = get_gpt_layer_local_spec(num_experts=1, moe_grouped_gemm=False)
+_state = MambaMixerSubmodules(in_proj=ColumnParallelLinear, out_proj=RowParallelLinear)
+_mamba = MambaLayerSubmodules(
+    norm=LocalNorm,
+    mixer=ModuleSpec(module=MambaMixer, submodules=_state),
+    mamba_bda=get_bias_dropout_add,
+)
+_delta_net = GatedDeltaNetSubmodules(
+    in_proj=ColumnParallelLinear, out_norm=LocalNorm, out_proj=RowParallelLinear
+)
 _layers = {
     "attention_layer": _with(_dense, **ATTENTION_ALONE),
     "mlp_layer": dataclasses.replace(_with(_dense, **MLP_ALONE), module=MLPLayer),
     "moe_layer": _with(_moe, **MLP_ALONE),
+    "mamba_layer": ModuleSpec(module=MambaLayer, submodules=_mamba),
+    "gdn_layer": _with(
+        _dense,
+        **ATTENTION_ALONE,
+        self_attention=ModuleSpec(module=GatedDeltaNet, submodules=_delta_net),
+    ),
 }
 if HAS_LATENT_LAYERS:
     _latent = get_gpt_layer_local_spec(multi_latent_attention=True)

@@ -63,6 +63,10 @@ class MagiPackedSeqParams(PackedSeqParams):  # type: ignore[misc]
     is_token: Tensor | None = None
     """bool [num_local_tokens], False on padding; None without multi-token prediction."""
 
+    document_bounds: npt.NDArray[np.int64] | None = None
+    """Prefix sums of document lengths on the host, without padding; layers with state restart at
+    them."""
+
     digest: int | None = None
     """64-bit hash of both plans and of the documents' boundaries, from which the positions come."""
 
@@ -290,6 +294,7 @@ def _assemble(
     packed = MagiPackedSeqParams(
         qkv_format="sbhd", cp_group=cp_group, plan=plan, window_plan=window_plan
     )
+    packed.document_bounds = bounds
     layout = packed.token_plan.layout
     rows = position_ids(packed.token_plan, cp_group)
     in_document = np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))

@@ -22,15 +22,14 @@ from megatron_magi.adapter.packed import (
 )
 from megatron_magi.adapter.pipeline_agreement import open_pipeline_agreement
 from megatron_magi.adapter.rope import RowPositions, rotary_of_rows
+from megatron_magi.adapter.state_layers import attach_state_layers, sign_of, state_layers
+from megatron_magi.adapter.state_settings import wrong_state_settings
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.transport_choice import transport_for
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.widths import Widths
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement.comparison import agree
-
-STATE_SPACE_LAYERS = ("MambaMixer", "GatedDelta")
-"""Prefixes of the class names of Megatron's layers that carry a state along the sequence."""
 
 ATTENTION_KINDS = ("*", "+")
 """Megatron's signs of plain and of multi-latent attention in a hybrid model's pattern."""
@@ -78,10 +77,10 @@ def prepare_model(model: Any, magi_config: MagiConfig) -> None:
     for chunk in chunks:
         _note_latent_layers(chunk, config)
         _check_features(chunk, config)
+        _check_state_layers(chunk, config)
     if getattr(config, "mtp_num_layers", None):
         install_mtp()
     for chunk in chunks:
-        _refuse_layers(chunk)
         _attach_chunk(chunk)
     check_max_logits(config, magi_config, config.params_dtype, _device())
 
@@ -101,6 +100,7 @@ def _attach_chunk(chunk: Any) -> None:
     if rotary is not None:
         chunk.rotary_pos_emb = rotary_of_rows(rotary)
     prepare_mla_layers(chunk)
+    attach_state_layers(chunk)
     if not getattr(chunk, "is_magi_attached", False):
         chunk.is_magi_attached = True
         chunk.register_forward_pre_hook(check_rows, with_kwargs=True)
@@ -119,17 +119,11 @@ def _check_rotary(chunk: Any, args: Any) -> None:
         )
 
 
-def _refuse_layers(chunk: Any) -> None:
-    """Refuse state-space layers: they carry a state from row to row, and a rank's rows are not
-    consecutive tokens."""
-    for name, module in chunk.named_modules():
-        kind = type(module).__name__
-        if kind.startswith(STATE_SPACE_LAYERS):
-            raise NotImplementedError(
-                f"this plugin requires layers of attention, MLP and MoE, got {kind} at {name}: its "
-                f"state would run across documents and ranks; leave M and G layers out of the "
-                f"hybrid layer pattern"
-            )
+def _check_state_layers(chunk: Any, config: Any) -> None:
+    signs = "".join(sign_of(layer) or "" for _, layer in state_layers(chunk))
+    wrong = wrong_state_settings(config, signs)
+    if wrong:
+        raise NotImplementedError("; ".join(wrong))
 
 
 def assert_active(model: Any) -> None:

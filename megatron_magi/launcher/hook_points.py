@@ -129,6 +129,37 @@ HOOK_POINTS = (
         ("config", "hybrid_stack_spec"), model_hooks.wrap_model_init,
     ),
     HookPoint(
+        "state-to-stream", "megatron.core.ssm.mamba_context_parallel",
+        "_undo_attention_load_balancing", ("input_", "packed_seq_params"),
+        model_hooks.keep_state_exchange,
+    ),
+    HookPoint(
+        "state-to-ranks", "megatron.core.ssm.mamba_context_parallel",
+        "_redo_attention_load_balancing", ("input_", "packed_seq_params"),
+        model_hooks.keep_state_exchange,
+    ),
+    HookPoint(
+        "mamba", "megatron.core.ssm.mamba_mixer", "MambaMixer.forward",
+        ("hidden_states", "packed_seq_params"), model_hooks.keep_state_exchange,
+    ),
+    HookPoint(
+        "delta-net", "megatron.core.ssm.gated_delta_net", "GatedDeltaNet.forward",
+        ("hidden_states", "packed_seq_params"), model_hooks.keep_state_exchange, first=(0, 19),
+    ),
+    HookPoint(
+        "delta-net-order", "megatron.core.ssm.gated_delta_net.common", "_build_thd_cp_a2a_perm",
+        ("cu_seqlens",), model_hooks.keep_state_exchange, first=(0, 19),
+    ),
+    HookPoint(
+        "delta-net-documents", "megatron.core.ssm.gated_delta_net.common",
+        "_GDNBase._resolve_cu_seqlens", ("cu_seqlens_actual",), model_hooks.keep_state_exchange,
+        first=(0, 19),
+    ),
+    HookPoint(
+        "delta-product", "megatron.core.ssm.gated_delta_product", "GatedDeltaProductMixer.forward",
+        ("hidden_states", "packed_seq_params"), model_hooks.keep_state_exchange, first=(0, 20),
+    ),
+    HookPoint(
         "final-norm", "megatron.core.transformer.transformer_block", "LayerNormImpl",
         ("config",), norms.own_final_norm,
     ),

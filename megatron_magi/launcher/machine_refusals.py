@@ -21,6 +21,7 @@ from megatron_magi.launcher.job_sizes import (
     wrong_sizes,
 )
 from megatron_magi.launcher.norms import check_local_norm
+from megatron_magi.launcher.state_refusals import absent_packages
 
 Rule = Callable[[Any, MagiConfig], Iterator[str]]
 """A rule: (Megatron's arguments, config) -> one line for each refused setting."""
@@ -117,6 +118,7 @@ def _checkpoint_worker(args: Any, magi: MagiConfig) -> Iterator[str]:
 
 MACHINE_RULES: tuple[Rule, ...] = (
     _absent_transformer_engine,
+    absent_packages,
     _layers_of_mtp,
     _local_norms,
     _kernel,

@@ -68,6 +68,12 @@ def keep_forward(original: Callable[..., Any], launch: Launch) -> Callable[..., 
     return original
 
 
+def keep_state_exchange(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+    """Stays until a model has layers with state; the table checks the arguments that the adapter's
+    replacement reads."""
+    return original
+
+
 @hook
 def wrap_schedule_plan(launch: Launch, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """For `GPTModel.build_schedule_plan`, which `--overlap-moe-expert-parallel-comm` calls in place

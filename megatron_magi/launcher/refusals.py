@@ -32,6 +32,7 @@ from megatron_magi.launcher.job_sizes import (
     wrong_sizes,
 )
 from megatron_magi.launcher.machine_refusals import Rule, machine_refusals
+from megatron_magi.launcher.state_refusals import hybrid_layers
 
 REQUIRES = "--attention-backend magi requires"
 
@@ -101,9 +102,6 @@ REFUSALS = (
 )
 """Settings that are refused by their value alone."""
 
-OTHER_LAYERS = {"M": "Mamba", "G": "gated delta net", "D": "sparse attention"}
-"""Symbols of a hybrid layer pattern that our rows do not suit."""
-
 POSITIONS = ("rope", "yarn", "learned_absolute", "none", None)
 """Kinds of positions that follow the rows of a plan."""
 
@@ -155,19 +153,6 @@ def balances_samples(args: Any) -> bool:
     """Whether routers balance the experts of every sample by itself."""
     kinds = getattr(args, "moe_router_load_balancing_type", None) or ()
     return "seq_aux_loss" in ([kinds] if isinstance(kinds, str) else kinds)
-
-
-def _layers(args: Any, magi: MagiConfig) -> Iterator[str]:
-    """Checked before anything is built, since layers may need packages of their own."""
-    for name in ("hybrid_layer_pattern", "hybrid_override_pattern"):
-        pattern = getattr(args, name, None) or ""
-        found = [f"{symbol} ({kind})" for symbol, kind in OTHER_LAYERS.items() if symbol in pattern]
-        if found:
-            yield (
-                f"{REQUIRES} hybrid layers of attention (*), MLP (-) and MoE (E), got "
-                f"{', '.join(found)} in {pattern!r} (--{name.replace('_', '-')}): state or "
-                f"selection along the sequence does not follow the plan; leave them out"
-            )
 
 
 def _routers(args: Any, magi: MagiConfig) -> Iterator[str]:
@@ -299,7 +284,7 @@ def _transport_of_restarts(args: Any, magi: MagiConfig) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    _layers,
+    hybrid_layers,
     _routers,
     _sft_documents,
     _inference_layers,

@@ -6,10 +6,12 @@ import contextlib
 import importlib.util
 import re
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 from unittest import mock
 
 from megatron_magi.launcher import refusals
+from megatron_magi.launcher.state_refusals import PACKAGES
 
 
 def reasons(args: Any) -> dict[str, str]:
@@ -25,7 +27,7 @@ def reasons(args: Any) -> dict[str, str]:
     Args:
         args: As Megatron's parser returns it, before `validate_args`, where the launcher checks it.
     """
-    with transformer_engine_present():
+    with packages_present():
         return {key_of(line): line for line in refusals.refusals(args)}
 
 
@@ -39,12 +41,14 @@ def key_of(line: str) -> str:
 
 
 @contextlib.contextmanager
-def transformer_engine_present() -> Iterator[None]:
-    """Let the rules find TransformerEngine, which published jobs may assume."""
+def packages_present() -> Iterator[None]:
+    """Let the rules find TransformerEngine and the kernels of layers with state, which published
+    jobs may assume."""
     find = importlib.util.find_spec
+    assumed = {"transformer_engine", *chain.from_iterable(PACKAGES.values())}
 
     def find_also(name: str, *rest: Any) -> Any:
-        return object() if name == "transformer_engine" else find(name, *rest)
+        return object() if name in assumed else find(name, *rest)
 
     with mock.patch("importlib.util.find_spec", find_also):
         yield

@@ -16,9 +16,9 @@ from megatron_magi.adapter.rms_norm import LocalNorm
 
 def test_hybrid_spec_refuses_layers_it_does_not_have() -> None:
     with pytest.raises(
-        NotImplementedError, match=r"requires a layer pattern of \* - E( \+)?, got G M;"
+        NotImplementedError, match=r"requires a layer pattern of \* - E M G( \+)?, got D;"
     ):
-        LocalHybridStack(None, layer_type_list=["M", "*", "G"])
+        LocalHybridStack(None, layer_type_list=["M", "*", "D"])
 
 
 def test_each_layer_is_one_part_of_a_local_layer() -> None:

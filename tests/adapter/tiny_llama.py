@@ -13,6 +13,7 @@ from typing import Any
 import attention_options as options
 import mtp_runs
 import numpy as np
+import state_runs
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import (
@@ -38,7 +39,7 @@ from megatron_magi.adapter import (
     rank_batch,
 )
 from megatron_magi.adapter.model_chunks import model_chunks
-from megatron_magi.config import MagiConfig
+from megatron_magi.config import CostTable, MagiConfig
 from megatron_magi.core.mask import builders
 
 try:  # the worker has this folder on its path, other tests the repository's root
@@ -94,6 +95,18 @@ class Layout:
     softmax_type: str = "vanilla"
     qk_clip: float | None = None
     log_max_logit: bool = False
+    tile: int = 128
+    """Rows and keys of a tile by which work is balanced; small ones give ranks chunks in turns."""
+    steps: int = STEPS
+    pattern: str | None = None
+    """Of a hybrid model with four layers; default: attention, MLP, attention and MoE."""
+    settings: dict[str, Any] | None = None
+    """Fields of the model's config beside those of `model_config`."""
+    by_document: bool = False
+    """Every document is a microbatch of its own."""
+    empty_documents: bool = False
+    damage: str | None = None
+    """A function of state_runs that damages the packed parameters."""
 
     @property
     def world(self) -> int:
@@ -130,7 +143,7 @@ def train(layout: Layout) -> dict[str, list[float]]:
     connect(layout, config, chunks, optimizer)
     mtp_runs.keep_stock(layout.stock_mtp)
     losses, norms, depths, logits = [], [], [], []
-    for step in range(STEPS):
+    for step in range(layout.steps):
         losses.append(one_step(layout, config, chunks, optimizer, step))
         depths += mtp_runs.logged_losses(layout.mtp, MICROBATCHES // layout.dp)
         updated, norm, _ = optimizer.step()
@@ -216,6 +229,7 @@ def model_config(layout: Layout) -> TransformerConfig:
         **recompute,
         **moe,
         **latent,
+        **(layout.settings or {}),
     )
 
 
@@ -235,6 +249,7 @@ def build_chunks(layout: Layout, config: TransformerConfig) -> list[torch.nn.Mod
         models.append(model)
     init.init_by_name(models)
     options.set_sinks(models)
+    state_runs.set_state_weights(models)
     if layout.attention == "stock" and layout.mtp:
         mtp_runs.stock_roll_respects_documents()
     if layout.attention == "magi":
@@ -281,7 +296,7 @@ def new_model(layout: Layout, config: TransformerConfig, **stage: Any) -> torch.
 
 
 def new_hybrid_model(layout: Layout, settings: dict[str, Any]) -> torch.nn.Module:
-    """Attention, MLP, attention and MoE in a row; of two pipeline stages one has no attention."""
+    """The pattern's layers; of two pipeline stages of the default one has no attention."""
     from megatron.core.models.hybrid.hybrid_model import HybridModel
 
     from megatron_magi.adapter.hybrid_spec import hybrid_local_spec
@@ -291,7 +306,7 @@ def new_hybrid_model(layout: Layout, settings: dict[str, Any]) -> torch.nn.Modul
         hybrid_stack_spec=layer_spec.with_magi_attention(hybrid_local_spec)
         if magi
         else hybrid_local_spec,
-        hybrid_layer_pattern="*-*|E" if layout.pp == 2 else "*-*E",
+        hybrid_layer_pattern=layout.pattern or ("*-*|E" if layout.pp == 2 else "*-*E"),
         **settings,
     )
 
@@ -312,7 +327,10 @@ def _per_chunk(functions: list[Any]) -> Any:
 
 
 def magi_config(layout: Layout) -> MagiConfig:
-    return MagiConfig(overlap_degree=layout.overlap_degree, chunk_size=layout.chunk_size)
+    costs = CostTable(tile_q=layout.tile, tile_k=layout.tile)
+    return MagiConfig(
+        overlap_degree=layout.overlap_degree, chunk_size=layout.chunk_size, costs=costs
+    )
 
 
 def microbatch(layout: Layout, step: int, index: int) -> tuple[rank_batch.Batch, list[int]]:
@@ -333,15 +351,25 @@ def microbatch(layout: Layout, step: int, index: int) -> tuple[rank_batch.Batch,
     return rank_batch.Batch(*rows), bounds
 
 
+def microbatches(layout: Layout, step: int) -> list[tuple[rank_batch.Batch, list[int]]]:
+    """Those of this data-parallel replica."""
+    per_rank = MICROBATCHES // layout.dp
+    first = parallel_state.get_data_parallel_rank() * per_rank
+    found = [microbatch(layout, step, index) for index in range(first, first + per_rank)]
+    return state_runs.documents_alone(found) if layout.by_document else found
+
+
 def local_batch(
-    layout: Layout, config: Any, step: int, index: int, model: Any
+    layout: Layout, config: Any, given: tuple[rank_batch.Batch, list[int]], model: Any
 ) -> rank_batch.LocalBatch:
-    rows, bounds = microbatch(layout, step, index)
+    rows, bounds = given
     if layout.attention == "stock":
         mtp_runs.documents[:] = bounds
         return dense_batch(rows, bounds)
     if layout.moved_boundary or layout.moved_boundary_rank == torch.distributed.get_rank():
         bounds[1] += 1
+    if layout.empty_documents:
+        bounds = sorted([*bounds, bounds[1], bounds[-1]])
     cp_group = parallel_state.get_context_parallel_group()
     mask = builders.from_cu_seqlens(bounds)
     if not layout.restart_positions:
@@ -353,6 +381,8 @@ def local_batch(
         magi_config=magi_config(layout),
         mask="causal" if layout.restart_positions else mask,
     )
+    if layout.damage:
+        getattr(state_runs, layout.damage)(params)
     (chunk,) = model_chunks(model)
     has_data = chunk.pre_process or chunk.post_process
     return rank_batch.dispatch_batch(rows if has_data else None, params, cp_group)
@@ -362,11 +392,10 @@ def one_step(layout: Layout, config: Any, chunks: list[Any], optimizer: Any, ste
     for chunk in chunks:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
-    per_rank = MICROBATCHES // layout.dp
-    first = parallel_state.get_data_parallel_rank() * per_rank
+    given = microbatches(layout, step)
 
     def forward_step(iterator: Any, model: Any) -> Any:
-        local = local_batch(layout, config, step, next(iterator), model)
+        local = local_batch(layout, config, next(iterator), model)
         inputs = local.model_inputs()
         if not layout.loss_mask_to_model:
             del inputs["loss_mask"]
@@ -374,9 +403,9 @@ def one_step(layout: Layout, config: Any, chunks: list[Any], optimizer: Any, ste
 
     reports = get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=[iter(range(first, first + per_rank)) for _ in chunks],
+        data_iterator=[iter(given) for _ in chunks],
         model=chunks,
-        num_microbatches=per_rank,
+        num_microbatches=len(given),
         seq_length=packed.pipeline_seq_length(layout.seq_length, config, magi_config(layout)),
         micro_batch_size=1,
         forward_only=False,

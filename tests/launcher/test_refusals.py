@@ -48,7 +48,7 @@ def test_arguments_that_a_version_lacks_refuse_nothing() -> None:
 
 
 def test_everything_is_refused_at_once() -> None:
-    given = arguments(attention_dropout=0.1, yaml_cfg="run.yaml", hybrid_layer_pattern="*M")
+    given = arguments(attention_dropout=0.1, yaml_cfg="run.yaml", hybrid_layer_pattern="*D")
     lines = refusals(given)
     assert len(lines) == 3 and not any("\n" in line for line in lines)
     for line, named in zip(lines, ("attention-dropout", "yaml-cfg", "hybrid-layer"), strict=True):
