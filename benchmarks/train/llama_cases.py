@@ -14,7 +14,10 @@ ONE_STEP = (
     *("--lr-warmup-iters", "0", "--eval-iters", "0"),
 )
 KEPT_WEIGHTS = ("--no-save-optim", "--no-save-rng", "--save-interval", "100000")
-CUDNN, FA3 = ("--attention-backend", "fused"), ("--attention-backend", "flash")
+FAIR = ("--no-create-attention-mask-in-dataloader", "--calculate-per-token-loss")
+"""What the flag sets in a job, given to stock too."""
+CUDNN, FA3 = ("--attention-backend", "fused", *FAIR), ("--attention-backend", "flash", *FAIR)
+TRUTH = ("--attention-backend", "local", "--transformer-impl", "local", *FAIR)
 MAGI = ("--attention-backend", "magi")
 CP4, TP2_CP2 = (
     ("--context-parallel-size", "4"),
@@ -66,7 +69,7 @@ def gradients() -> list[Case]:
     """Gradients of one step, all from the same weights and samples: the truth, stock by its two
     kernels, the flag in its layouts, and controls, each beside the truth with its error."""
     saved = (*ONE_STEP, "--save-wgrads-interval", "1")
-    truth = ("--transformer-impl", "local", "--spec", "benchmarks.train.fp32_spec", "layer_spec")
+    truth = (*TRUTH, "--spec", "benchmarks.train.fp32_spec", "layer_spec")
     cases = [
         Case("fp32", (*truth, *saved), is_fp32=True),
         Case("cudnn", (*CUDNN, *saved)),
