@@ -29,7 +29,10 @@ def _mamba(settings: Any) -> Iterator[str]:
             "no documents; leave --disable-mamba-mem-eff-path out"
         )
     head_dim = getattr(settings, "mamba_head_dim", None) or 64
-    heads = getattr(settings, "mamba_num_heads", None) or 2 * settings.hidden_size // head_dim
+    hidden_size = (
+        getattr(settings, "hidden_size", None) or 0
+    )  # of arguments whose checkpoint brings it along
+    heads = getattr(settings, "mamba_num_heads", None) or 2 * hidden_size // head_dim
     yield from _shared_out(settings, "mamba_num_heads", heads)
     tp_size, cp_size = settings.tensor_model_parallel_size, settings.context_parallel_size
     groups = getattr(settings, "mamba_num_groups", None) or 8

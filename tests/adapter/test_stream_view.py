@@ -123,6 +123,7 @@ def test_a_layer_that_was_added_after_attach_is_refused() -> None:
     [
         ("", {"use_mamba_mem_eff_path": False}, []),
         ("MG", {}, []),
+        ("M", {"hidden_size": None}, []),
         ("M", {"mamba_num_heads": 6}, ["multiple of .* = 4, got 6"]),
         ("M", {"mamba_num_heads": 8, "mamba_num_groups": 1}, ["mamba_num_groups must"]),
         ("G", {"linear_num_value_heads": 6}, ["linear_num_value_heads .* got 6"]),

@@ -289,7 +289,7 @@ def test_recipes_of_bridge_are_read_without_its_packages(tmp_path: Path) -> None
             "--fp8-dot-product-attention",
             "--pipeline-model-parallel-layout",
         ),
-        "perf_recipes.nemotronh.gb200.nemotronh.a_config": ("--hybrid-layer-pattern",),
+        "perf_recipes.nemotronh.gb200.nemotronh.a_config": (),
     }
     assert unread == {"recipes.llama.h100.llama.fails_config": "NotImplementedError: never"}
     lines = list(table(rows, sets_of(rows, "recipes")))
