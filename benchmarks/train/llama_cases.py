@@ -17,7 +17,7 @@ KEPT_WEIGHTS = ("--no-save-optim", "--no-save-rng", "--save-interval", "100000")
 FAIR = ("--no-create-attention-mask-in-dataloader", "--calculate-per-token-loss")
 """What the flag sets in a job, given to stock too."""
 CUDNN, FA3 = ("--attention-backend", "fused", *FAIR), ("--attention-backend", "flash", *FAIR)
-TRUTH = ("--attention-backend", "local", "--transformer-impl", "local", *FAIR)
+TRUTH = ("--attention-backend", "unfused", "--transformer-impl", "local", *FAIR)
 MAGI = ("--attention-backend", "magi")
 CP4, TP2_CP2 = (
     ("--context-parallel-size", "4"),
