@@ -19,10 +19,8 @@ FAIR = ("--no-create-attention-mask-in-dataloader", "--calculate-per-token-loss"
 CUDNN, FA3 = ("--attention-backend", "fused", *FAIR), ("--attention-backend", "flash", *FAIR)
 TRUTH = ("--attention-backend", "unfused", "--transformer-impl", "local", *FAIR)
 MAGI = ("--attention-backend", "magi")
-CP4, TP2_CP2 = (
-    ("--context-parallel-size", "4"),
-    ("--context-parallel-size", "2", "--tensor-model-parallel-size", "2", "--sequence-parallel"),
-)
+TP2 = ("--tensor-model-parallel-size", "2", "--sequence-parallel")
+CP4, TP2_CP2 = ("--context-parallel-size", "4"), ("--context-parallel-size", "2", *TP2)
 FP32_MAGI = (*MAGI, "--magi-kernel", "reference", "--transformer-impl", "local")
 CONTROLS = {
     "late": "moved_by_one",
@@ -74,6 +72,7 @@ def gradients() -> list[Case]:
         Case("fp32", (*truth, *saved), is_fp32=True),
         Case("cudnn", (*CUDNN, *saved)),
         Case("fa3", (*FA3, *saved)),
+        Case("cudnn_tp2", (*CUDNN, *TP2, *saved), 2),
         Case("magi_cp1", (*MAGI, *saved)),
         Case("magi_cp4", (*MAGI, *CP4, *saved), 4),
         Case("magi_cp4_deterministic", (*MAGI, *CP4, "--magi-deterministic", *saved), 4),
