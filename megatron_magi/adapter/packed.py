@@ -67,6 +67,9 @@ class MagiPackedSeqParams(PackedSeqParams):  # type: ignore[misc]
     """Prefix sums of document lengths on the host, without padding; layers with state restart at
     them."""
 
+    has_branches: bool = False
+    """True for a tree, in which the row before is not the one that a state comes from."""
+
     digest: int | None = None
     """64-bit hash of both plans and of the documents' boundaries, from which the positions come."""
 
@@ -326,6 +329,7 @@ def _check_tree(
 def _take_positions(packed: MagiPackedSeqParams, tree: PrefixTree) -> None:
     """Let RoPE follow the branches, and let ranks with other positions notice."""
     assert packed.rope_positions is not None, "an assembled object has positions"
+    packed.has_branches = True
     positions = tree.positions()
     rows = position_ids(packed.token_plan, packed.cp_group)
     padded = np.concatenate([positions, np.zeros(packed.max_seqlen_q - len(positions), np.int64)])

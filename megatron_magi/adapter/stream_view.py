@@ -65,8 +65,16 @@ class StreamParams(PackedSeqParams):  # type: ignore[misc]
 def stream_view(packed: MagiPackedSeqParams) -> StreamParams:
     """The stream of a microbatch; it is built once and kept with its parameters.
 
+    Raises:
+        NotImplementedError: a tree, whose branches a layer would read as one sequence.
+
     Cost: the first call uploads 20 bytes a row.
     """
+    if packed.has_branches:
+        raise NotImplementedError(
+            "layers with state require sequences without branches, got a PrefixTree; pack every "
+            "branch as a document of its own"
+        )
     view: StreamParams | None = getattr(packed, _VIEW, None)
     if view is None:
         with torch.inference_mode(False):  # so that later calls may save it for their backward

@@ -12,8 +12,13 @@ import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 
+from megatron_magi import PrefixTree
 from megatron_magi.adapter import state_layers
-from megatron_magi.adapter.packed import MagiPackedSeqParams, document_plans
+from megatron_magi.adapter.packed import (
+    MagiPackedSeqParams,
+    document_plans,
+    make_packed_seq_params,
+)
 from megatron_magi.adapter.state_settings import wrong_state_settings
 from megatron_magi.adapter.stream_view import ROWS, stream_view
 from megatron_magi.config import CostTable, MagiConfig
@@ -144,3 +149,12 @@ def test_settings_that_do_not_work_are_named(
     assert len(lines) == len(texts), lines
     for line, text in zip(lines, texts, strict=True):
         assert re.search(text, line), line
+
+
+def test_a_tree_has_no_stream() -> None:
+    """A state would run from one branch into the next."""
+    settings = TransformerConfig(num_layers=1, hidden_size=64, num_attention_heads=4)
+    tree = PrefixTree.of_answers(4, [3, 5])
+    packed = make_packed_seq_params([0, 12], settings, None, mask=tree, device="cpu")
+    with pytest.raises(NotImplementedError, match="require sequences without branches, got a"):
+        give(Layer(cp=1), torch.zeros(12, 1, 64), packed)
