@@ -176,7 +176,7 @@ def replay(**layout: Any) -> dict[str, Any]:
     config = tiny_llama.model_config(wanted)
     config.moe_enable_routing_replay = True
     (model,) = model_chunks(tiny_llama.build_chunks(wanted, config))
-    local = tiny_llama.local_batch(wanted, config, 0, 0, model)
+    local = tiny_llama.local_batch(wanted, config, tiny_llama.microbatch(wanted, 0, 0), model)
     packed, group = local.packed_seq_params, parallel_state.get_context_parallel_group()
     random = torch.Generator().manual_seed(3)
     scores = torch.rand(config.num_layers, wanted.seq_length, 4, generator=random)
