@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from megatron_magi import masks
 from megatron_magi.core.plan import HeadShape, PlanSizeError, TokenLayout, make_attn_plan
-from megatron_magi.core.plan import attn_plan as planning
+from megatron_magi.core.plan import make_plan as planning
 from megatron_magi.core.plan.limits import check_size, max_chunks_per_rank
 from tests.knobs import magi_config
 
