@@ -94,6 +94,25 @@ def difference(results: dict[str, Any], name: str, alone: str) -> float:
     )
 
 
+SHORT = {"alone": ALONE, "cp2": {"cp": 2}, "restart": {"cp": 2, "damage": DAMAGES[2]}}
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    jobs = [
+        job(f"{kind} {name}", kind, **layout) for kind in PATTERNS for name, layout in SHORT.items()
+    ]
+    return run_jobs_of(JOBS, jobs, tmp_path_factory.mktemp("short"), 280, (STAND_INS,))
+
+
+@pytest.mark.parametrize("kind", PATTERNS)
+def test_two_ranks_train_as_documents_alone(short: dict[str, Any], kind: str) -> None:
+    """And a state that restarts at rank borders does not."""
+    assert difference(short, f"{kind} cp2", f"{kind} alone") < RELATIVE
+    assert difference(short, f"{kind} restart", f"{kind} alone") > LEAST_DAMAGE
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PATTERNS)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_stream_trains_as_its_documents_alone(
@@ -102,6 +121,7 @@ def test_a_stream_trains_as_its_documents_alone(
     assert difference(request.getfixturevalue(kind), name, "alone") < RELATIVE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PATTERNS)
 @pytest.mark.parametrize("name", ["padded cp2", "padded tp2-sp"])
 def test_padding_is_a_document_of_its_own(
@@ -110,11 +130,13 @@ def test_padding_is_a_document_of_its_own(
     assert difference(request.getfixturevalue(kind), name, "alone padded") < RELATIVE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["3 groups cp3", "1 groups cp2"])
 def test_groups_of_heads_are_shared_by_ranks(mamba: dict[str, Any], name: str) -> None:
     assert difference(mamba, name, f"alone {name[0]} groups") < RELATIVE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PATTERNS)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_damaged_stream_trains_otherwise(

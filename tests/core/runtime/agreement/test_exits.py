@@ -28,5 +28,6 @@ def test_ranks_end_cleanly() -> None:
     assert failing[0] == 1 and set(failing) <= {0, 1}
 
 
+@pytest.mark.slow
 def test_an_abort_is_seen() -> None:
     assert -6 in exit_codes("--abort")["destroyed"]
