@@ -12,6 +12,8 @@ import pytest
 from megatron_magi.training.checkpoint.checkpoint_facts import read_facts
 from megatron_magi.training.data.corpus import packed_sha256
 
+pytestmark = pytest.mark.slow
+
 RELATIVE = 2e-5
 CUT_AT = 3
 

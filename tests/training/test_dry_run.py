@@ -29,6 +29,8 @@ from megatron_magi.training.recipe.recipe import build_config, load_recipe
 from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.recipe.run_config import RunConfig
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 ON_CPU = Fused(norms=False, parts=False)
 RUNS: dict[str, dict[str, Any]] = {

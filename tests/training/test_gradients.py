@@ -18,6 +18,8 @@ from megatron_magi.compare.gradient_folder import (
 )
 from tests.training.test_checkpoint import columns
 
+pytestmark = pytest.mark.slow
+
 RELATIVE = 1e-5
 ITERATION = 2
 SHARDED = {"distributed_optimizer": True}

@@ -14,6 +14,8 @@ import torch
 from tests.megatron_worker import run_jobs_of
 from tests.training import tiny_hf
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("safetensors", reason="the conversion reads and writes its files")
 
 JOBS = Path(__file__).parent / "weights_jobs.py"

@@ -11,6 +11,8 @@ import pytest
 from benchmarks.planner import step_balance as script
 from megatron_magi.cli.parser import UsageError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 RECORD = ROOT / "benchmarks/records/step_balance_cpu_2026-11-23.json"
 

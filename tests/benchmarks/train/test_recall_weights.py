@@ -9,6 +9,8 @@ import pytest
 
 from tests.megatron_worker import run_jobs_of
 
+pytestmark = pytest.mark.slow
+
 JOBS = Path(__file__).parent / "recall_jobs.py"
 TOKENS = 2 * 31 * 15
 """Of two documents of 1,024 tokens, with 31 repeated blocks each."""
