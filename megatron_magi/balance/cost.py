@@ -1,7 +1,6 @@
 """The cost of a sample in closed form, from the lengths of its documents.
 
-Tiles of causal documents correlate 0.9998 or better with those that the planner counts, and take 4
-us instead of 200 to 570 (2026-11-27, samples of 32,768 and 131,072 tokens).
+It counts kernel tiles of causal documents, as the planner does, without making a plan.
 """
 
 from __future__ import annotations
