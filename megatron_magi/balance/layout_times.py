@@ -23,7 +23,7 @@ Seconds = npt.NDArray[np.float64]
 RECOMPUTED = 4 / 3
 """Time of a step whose forward runs again in the backward."""
 CP_IMBALANCE = 1.005
-"""Of a plan: its fullest rank over the mean, at most 1.01 (benchmarks/records/planner_cpu_2026-11-26.json)."""
+"""Of a plan: its fullest rank over the mean, at most 1.01 (records/planner_cpu_2026-11-26.json)."""
 EXPOSED = 0.5
 """Part of the exchange that is not hidden under computation."""
 CLOSE = 1.02
