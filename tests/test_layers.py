@@ -36,7 +36,7 @@ LAYERS = {
     "balance": [],
     "compare": ["checks"],
     "text": ["checks", "adapter.compat"],
-    "training": [*BASE, "core", "PUBLIC", "adapter", "compare"],
+    "training": [*BASE, "core", "PUBLIC", "adapter", "compare", "balance"],
     "launcher": [*BASE, "core", "PUBLIC", "adapter", "recipe", "balance"],
     "bridge": [*BASE, "core", "PUBLIC", "adapter", "launcher"],
     "huggingface": [*BASE, "core", "PUBLIC"],

@@ -79,16 +79,16 @@ def _worst(costs: Int64Array, dealt: Int64Array, lockstep: bool) -> tuple[int, i
 def _deal_slots(costs: Int64Array, replicas: int, micro: int) -> Int64Array:
     """Neighbours in cost share a microbatch; inside it, the replicas' sums are nearly equal."""
     slots = np.argsort(-costs, kind="stable").reshape(-1, replicas * micro)
-    return np.stack([slot[_deal_rows(costs[slot], replicas)] for slot in slots], axis=1)
+    return np.stack([slot[deal_rows(costs[slot], replicas)] for slot in slots], axis=1)
 
 
 def _deal_sums(costs: Int64Array, replicas: int, micro: int) -> Int64Array:
     """The replicas' sums are nearly equal, and inside a replica those of its microbatches."""
-    rows = _deal_rows(costs, replicas)
-    return np.stack([row[_deal_rows(costs[row], len(row) // micro)] for row in rows])
+    rows = deal_rows(costs, replicas)
+    return np.stack([row[deal_rows(costs[row], len(row) // micro)] for row in rows])
 
 
-def _deal_rows(costs: Int64Array, num_rows: int) -> Int64Array:
+def deal_rows(costs: Int64Array, num_rows: int) -> Int64Array:
     """int64 [num_rows, n]: indices into `costs`, the sums of the rows nearly equal.
 
     Longest processing time first with equal counts; then the fullest row trades samples as long as

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from megatron_magi.balance.deal import CLOSE_ENOUGH
+from megatron_magi.balance.deal import deal_rows as deal
 from megatron_magi.training.data.packed_samples import microbatch_indices
 from megatron_magi.training.data.step_order import (
-    CLOSE_ENOUGH,
     StepOrder,
     StepShape,
-    deal,
     pipeline_order,
     plan_steps,
     share_steps,

@@ -12,12 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-Int64Array = npt.NDArray[np.int64]
-
-CLOSE_ENOUGH = 1000
-"""Replicas whose costs differ by less than this part of the largest are not improved further."""
+from megatron_magi.balance.deal import Int64Array, deal_rows
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ def plan_steps(costs: Int64Array, shape: StepShape) -> Int64Array:
     """
     planned = []
     for step in share_steps(costs, shape.num_steps):
-        replicas = step[deal(costs[step], shape.dp_size)]
+        replicas = step[deal_rows(costs[step], shape.dp_size)]
         if shape.is_pipelined:
             replicas = np.stack([row[pipeline_order(costs[row])] for row in replicas])
         planned.append(replicas.T)
@@ -99,46 +95,6 @@ def share_steps(costs: Int64Array, num_steps: int) -> Int64Array:
     by_cost = np.argsort(-costs, kind="stable")
     steps = np.sort(by_cost.reshape(num_steps, -1), axis=1)
     return steps[np.argsort(steps.sum(axis=1), kind="stable")]
-
-
-def deal(costs: Int64Array, dp_size: int) -> Int64Array:
-    """int64 [dp_size, num_microbatches]: indices into `costs`, the sums of the rows nearly equal.
-
-    Longest processing time first with equal counts; then the row with the largest sum trades
-    samples as long as a trade lowers the larger sum of both rows, and the sums are further apart
-    than one part in `CLOSE_ENOUGH`.
-    """
-    count = len(costs) // dp_size
-    sums, room = np.zeros(dp_size, dtype=np.int64), np.full(dp_size, count)
-    rows = np.zeros((dp_size, count), dtype=np.int64)
-    for index in np.argsort(-costs, kind="stable"):
-        row = int(np.argmin(np.where(room > 0, sums, np.iinfo(np.int64).max)))
-        rows[row, count - room[row]] = index
-        sums[row] += costs[index]
-        room[row] -= 1
-    while _trade(rows, costs):
-        pass
-    return np.sort(rows, axis=1)
-
-
-def _trade(rows: Int64Array, costs: Int64Array) -> bool:
-    """Trade a sample of the row with the largest sum for a cheaper one of another, if it helps.
-
-    Every trade lowers the sum of the squared sums of rows, so that there is a last one.
-    """
-    held = costs[rows]
-    sums = held.sum(axis=1)
-    full = int(np.argmax(sums))
-    if sums[full] - sums.min() <= sums[full] // CLOSE_ENOUGH:
-        return False
-    moved = held[full][:, None, None] - held  # [of the full row, row, of that row]
-    larger = np.maximum(sums[full] - moved, sums[:, None] + moved)
-    larger[moved <= 0] = sums[full]
-    mine, row, other = np.unravel_index(int(np.argmin(larger)), larger.shape)
-    if larger[mine, row, other] >= sums[full]:
-        return False
-    rows[full, mine], rows[row, other] = rows[row, other], rows[full, mine]
-    return True
 
 
 def pipeline_order(costs: Int64Array) -> Int64Array:
