@@ -34,6 +34,17 @@ def solve_dispatch(
     swap_trials: int,
     ranks_per_node: int = 0,
 ) -> tuple[int, _Int32Array]: ...
+def dispatch_by_load(
+    slices: _Int32Array,
+    chunk_size: int,
+    num_chunks: int,
+    cp_size: int,
+    tile_q: int,
+    tile_k: int,
+) -> _Int32Array: ...
+def buffer_slices(
+    slices: _Int32Array, query_ranges: _Int32Array, key_ranges: _Int32Array
+) -> _Int32Array: ...
 def crossing_leg(transfers: _Int32Array, ranks_per_node: int) -> _Int32Array: ...
 def hash64(data: bytes, seed: int = 0) -> int: ...
 def prepared_call(
@@ -104,12 +115,19 @@ class Layout:
         forward: int,
         costs: StageCosts,
         ranks_per_node: int = 0,
+        keys: Layout | None = None,
+        by_queries: npt.NDArray[np.bool_] | None = None,
     ) -> tuple[int, int, _Int32Array, _Int64Array]: ...
+    def pair_areas(self, slices: _Int32Array, keys: Layout | None = None) -> _Int64Array: ...
     def rows_on_link(
         self, transfers: _Int32Array, costs: StageCosts, ranks_per_node: int = 0
     ) -> _Int64Array: ...
     def rank_work(
-        self, slices: _Int32Array, loads: _Int64Array, link_rows: _Int64Array
+        self,
+        slices: _Int32Array,
+        loads: _Int64Array,
+        link_rows: _Int64Array,
+        keys: Layout | None = None,
     ) -> _Int64Array: ...
     def rows_to_travel(self, slices: _Int32Array) -> int: ...
     def shift_transfers(self, shift: int) -> _Int32Array: ...
@@ -125,7 +143,9 @@ class Layout:
         key_ranges: _Int32Array,
         query_ranges: _Int32Array | None = None,
     ) -> _Int32Array: ...
-    def split_rows(self, slices: _Int32Array, rank: int) -> tuple[_Int32Array, _Int32Array]: ...
+    def split_rows(
+        self, slices: _Int32Array, rank: int, keys: Layout | None = None
+    ) -> tuple[_Int32Array, _Int32Array]: ...
 
 class FwdWorkList:
     """The forward's records, as csrc/schedule/forward.h has them, and their counts."""

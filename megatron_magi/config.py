@@ -154,6 +154,11 @@ class MagiConfig:
     """The forward keeps the keys and values that it receives until the backward has read them, so
     that no rank sends them again: less traffic for more memory. False: they are sent again."""
 
+    send_queries: bool | None = None
+    """Whether queries may be sent to the rank that has the keys, and their outputs back, between
+    two ranks where that takes fewer bytes than keys and gradients do. None: in cross-attention
+    alone. In causal attention with few key heads it saves nothing."""
+
     transport: TransportChoice = "auto"
     """How attention moves rows between ranks. "all_to_all": torch.distributed's, with any backend.
     "symm_mem": Hopper GPUs of one host read each other's symmetric memory with the copy engine,
@@ -180,6 +185,8 @@ class MagiConfig:
             _require(value in values, name, rule, self)
         for name in ("deterministic", "dkv_reduce_in_fp32", "keep_received_keys"):
             _convert(self, name, flag, "True or False")
+        if self.send_queries is not None:
+            _convert(self, "send_queries", flag, "True or False, or None")
         _require(isinstance(self.costs, CostTable), "costs", "a CostTable", self)
         _check_count(self, "chunk_size", 1)
         degree = self.overlap_degree

@@ -11,6 +11,7 @@
 // No forcecast: an int64 array would be wrapped to int32 silently; here it is a TypeError.
 using Int32Array = pybind11::array_t<int32_t, pybind11::array::c_style>;
 using Int64Array = pybind11::array_t<int64_t, pybind11::array::c_style>;
+using BoolArray = pybind11::array_t<bool, pybind11::array::c_style>;
 
 // int32 [N, 6]: q_start, q_end, k_start, k_end, d_lo, d_hi.
 std::vector<magi::Slice> slices_from(const Int32Array& rows);

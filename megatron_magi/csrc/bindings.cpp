@@ -10,8 +10,11 @@
 #include <vector>
 
 #include "arrays.h"
+#include "planner/ceil_div.h"
 #include "planner/chunking.h"
+#include "planner/dispatch.h"
 #include "planner/hash.h"
+#include "planner/loads.h"
 
 namespace py = pybind11;
 
@@ -36,6 +39,15 @@ py::tuple solve_dispatch(const Int32Array& slices, int64_t num_local_tokens, int
   return py::make_tuple(dispatch.chunk_size, ints_to(dispatch.chunk_ranks));
 }
 
+Int32Array dispatch_by_load(const Int32Array& slices, int64_t chunk_size, int64_t num_chunks,
+                            int64_t cp_size, int64_t tile_q, int64_t tile_k) {
+  const std::vector<int64_t> tiles =
+      magi::tile_loads(slices_from(slices), chunk_size, num_chunks, tile_q, tile_k);
+  const std::vector<int64_t> loads =
+      magi::sum_groups(tiles, magi::ceil_div(chunk_size, tile_q));
+  return ints_to(magi::dispatch_lpt(loads, cp_size));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_solver, m) {
@@ -45,6 +57,9 @@ PYBIND11_MODULE(_solver, m) {
         py::arg("cp_size"), py::arg("chunk_size"), py::arg("tile_q"), py::arg("tile_k"),
         py::arg("max_imbalance_ppm"), py::arg("swap_trials"), py::arg("ranks_per_node") = 0,
         "Chunk size and the chunks' ranks (planner/chunking.h).");
+  m.def("dispatch_by_load", &dispatch_by_load, py::arg("slices"), py::arg("chunk_size"),
+        py::arg("num_chunks"), py::arg("cp_size"), py::arg("tile_q"), py::arg("tile_k"),
+        "The chunks' ranks by their tiles alone, the largest first.");
   m.def("hash64", &hash64, py::arg("data"), py::arg("seed") = 0);
   bind_stages(m);
   bind_layout(m);

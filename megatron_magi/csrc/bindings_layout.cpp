@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -52,18 +53,39 @@ magi::Nodes nodes_from(int64_t ranks_per_node, int64_t cp_size) {
   return {ranks_per_node};
 }
 
+// A layout of the queries, and one of the keys where they have homes of their own.
+magi::Homes homes_from(const OwnedLayout& queries, const OwnedLayout* keys) {
+  if (keys != nullptr && (*keys)->cp_size != queries->cp_size) {
+    throw std::invalid_argument("keys must lie on as many ranks as queries, " +
+                                std::to_string(queries->cp_size) + ", got " +
+                                std::to_string((*keys)->cp_size) + "; plan both for one group");
+  }
+  return {*queries, keys == nullptr ? *queries : **keys};
+}
+
+std::vector<bool> pairs_from(const std::optional<BoolArray>& pairs, int64_t cp_size) {
+  if (!pairs) return {};
+  if (pairs->ndim() != 2 || pairs->shape(0) != cp_size || pairs->shape(1) != cp_size) {
+    throw std::invalid_argument("by_queries must be bool [cp_size, cp_size]");
+  }
+  return std::vector<bool>(pairs->data(), pairs->data() + pairs->size());  // not a list of two
+}
+
 py::tuple solve_transfers(const OwnedLayout& layout, const Int32Array& slices, int64_t tile_q,
                           int64_t tile_k, int64_t degree, int64_t forward,
-                          const magi::StageCosts& costs, int64_t ranks_per_node) {
+                          const magi::StageCosts& costs, int64_t ranks_per_node,
+                          const OwnedLayout* keys, const std::optional<BoolArray>& by_queries) {
   const magi::Nodes nodes = nodes_from(ranks_per_node, layout->cp_size);
+  const magi::Homes homes = homes_from(layout, keys);
+  std::vector<bool> pairs = pairs_from(by_queries, layout->cp_size);
   const std::vector<magi::Slice> given = slices_from(slices);
   magi::TransferPlan plan;
   {
     py::gil_scoped_release nogil;
     std::optional<magi::Forward> chosen;
     if (forward >= 0) chosen = static_cast<magi::Forward>(forward);
-    plan = magi::solve_transfers(
-        {given, *layout, tile_q, tile_k, optional_from(degree), chosen, costs, nodes});
+    plan = magi::solve_transfers({given, homes, tile_q, tile_k, std::move(pairs),
+                                  optional_from(degree), chosen, costs, nodes});
   }
   return py::make_tuple(plan.staging.degree, static_cast<int>(plan.staging.forward),
                         transfers_to(plan.transfers), longs_to(plan.loads));
@@ -71,20 +93,21 @@ py::tuple solve_transfers(const OwnedLayout& layout, const Int32Array& slices, i
 
 // [cp_size, 4]: own tiles, remote tiles, local tiles, remote rows.
 Int64Array rank_work(const OwnedLayout& layout, const Int32Array& slices, const Int64Array& loads,
-                     const Int64Array& link_rows) {
+                     const Int64Array& link_rows, const OwnedLayout* keys) {
   if (loads.size() != layout->cp_size || link_rows.size() != layout->cp_size) {
     throw std::invalid_argument("loads and link_rows must have one value for each of " +
                                 std::to_string(layout->cp_size) + " ranks, got " +
                                 std::to_string(loads.size()) + " and " +
                                 std::to_string(link_rows.size()) + "; pass those of the plan");
   }
+  const magi::Homes homes = homes_from(layout, keys);
   const std::vector<magi::Slice> given = slices_from(slices);
   const std::span tiles(loads.data(), static_cast<size_t>(loads.size()));
   const std::span on_link(link_rows.data(), static_cast<size_t>(link_rows.size()));
   std::vector<magi::RankWork> work;
   {
     py::gil_scoped_release nogil;
-    work = magi::rank_work(given, *layout, tiles, on_link);
+    work = magi::rank_work(given, homes, tiles, on_link);
   }
   Int64Array rows({static_cast<py::ssize_t>(work.size()), static_cast<py::ssize_t>(4)});
   int64_t* out = rows.mutable_data();
@@ -148,29 +171,55 @@ Int32Array crossing_leg(const Int32Array& transfers, int64_t ranks_per_node) {
   return transfers_to(magi::crossing_leg(transfers_from(transfers), {ranks_per_node}));
 }
 
+// Global rows in buffer order, with their places in the buffer.
+std::vector<magi::Placed> placed_from(const Int32Array& ranges) {
+  std::vector<magi::Placed> placed;
+  int64_t at = 0;
+  for (const magi::Range& rows : ranges_from(ranges)) {
+    placed.push_back({rows, at});
+    at += rows.size();
+  }
+  return placed;
+}
+
 Int32Array stage_slices(const OwnedLayout& layout, const Int32Array& slices, int32_t rank,
                         const Int32Array& key_ranges,
                         const std::optional<Int32Array>& query_ranges) {
   const std::vector<magi::Slice> given = slices_from(slices);
-  const std::vector<magi::Range> buffer = ranges_from(key_ranges);
+  const std::vector<magi::Placed> buffer = placed_from(key_ranges);
   std::vector<magi::Placed> queries = magi::local_runs(*layout, rank);
   if (query_ranges) queries = magi::within(queries, ranges_from(*query_ranges));
   std::vector<magi::Slice> local;
   {
     py::gil_scoped_release nogil;
-    std::vector<magi::Placed> keys;
-    int64_t at = 0;
-    for (const magi::Range& rows : buffer) {
-      keys.push_back({rows, at});
-      at += rows.size();
-    }
-    local = magi::local_slices(given, queries, keys);
+    local = magi::local_slices(given, queries, buffer);
   }
   return slices_to(local);
 }
 
-py::tuple split_rows(const OwnedLayout& layout, const Int32Array& slices, int32_t rank) {
-  const std::vector<magi::Range> waiting = magi::remote_rows(slices_from(slices), *layout, rank);
+// The mask in rows of two buffers, whose global rows are given in buffer order.
+Int32Array buffer_slices(const Int32Array& slices, const Int32Array& query_ranges,
+                         const Int32Array& key_ranges) {
+  std::vector<magi::Placed> queries = placed_from(query_ranges);
+  std::ranges::sort(queries, {}, [](const magi::Placed& p) { return p.rows.start; });
+  return slices_to(magi::local_slices(slices_from(slices), queries, placed_from(key_ranges)));
+}
+
+// int64 [cp_size, cp_size]: visible cells by the query's rank and the key's.
+Int64Array pair_areas(const OwnedLayout& layout, const Int32Array& slices,
+                      const OwnedLayout* keys) {
+  const std::vector<int64_t> areas =
+      magi::pair_areas(slices_from(slices), homes_from(layout, keys));
+  const py::ssize_t size = static_cast<py::ssize_t>(layout->cp_size);
+  Int64Array out({size, size});
+  std::ranges::copy(areas, out.mutable_data());
+  return out;
+}
+
+py::tuple split_rows(const OwnedLayout& layout, const Int32Array& slices, int32_t rank,
+                     const OwnedLayout* keys) {
+  const std::vector<magi::Range> waiting =
+      magi::remote_rows(slices_from(slices), homes_from(layout, keys), rank);
   return py::make_tuple(ranges_to(magi::other_rows(waiting, *layout, rank)), ranges_to(waiting));
 }
 
@@ -182,11 +231,15 @@ void bind_layout(py::module_& m) {
            py::arg("chunk_size"), py::arg("cp_size"), py::arg("chunk_ranks"))
       .def("solve_transfers", &solve_transfers, py::arg("slices"), py::arg("tile_q"),
            py::arg("tile_k"), py::arg("degree"), py::arg("forward"), py::arg("costs"),
-           py::arg("ranks_per_node") = 0,
+           py::arg("ranks_per_node") = 0, py::arg("keys") = py::none(),
+           py::arg("by_queries") = py::none(),
            "Degree, forward mode, transfers and loads (planner/transfers.h).")
       .def("rows_on_link", &rows_on_link, py::arg("transfers"), py::arg("costs"),
            py::arg("ranks_per_node") = 0, "Rows that the model of times counts, by rank.")
+      .def("pair_areas", &pair_areas, py::arg("slices"), py::arg("keys") = py::none(),
+           "Visible cells by the query's rank and the key's.")
       .def("rank_work", &rank_work, py::arg("slices"), py::arg("loads"), py::arg("link_rows"),
+           py::arg("keys") = py::none(),
            "Tiles and rows of every rank, as the model of times takes them (planner/stages.h).")
       .def("rows_to_travel", &rows_to_travel, py::arg("slices"),
            "Key rows that all ranks receive together.")
@@ -202,7 +255,10 @@ void bind_layout(py::module_& m) {
            py::arg("query_ranges") = py::none(),
            "The mask in local rows of a rank and in rows of a key buffer.")
       .def("split_rows", &split_rows, py::arg("slices"), py::arg("rank"),
+           py::arg("keys") = py::none(),
            "Own rows that see own keys only, and the others.");
+  m.def("buffer_slices", &buffer_slices, py::arg("slices"), py::arg("query_ranges"),
+        py::arg("key_ranges"), "The mask in rows of a buffer of queries and of one of keys.");
   m.def("crossing_leg", &crossing_leg, py::arg("transfers"), py::arg("ranks_per_node"),
         "The transfers between nodes, each row once for each node (planner/nodes.h).");
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 from megatron_magi.checks import flag, instance, optional_integer
 from megatron_magi.config import MagiConfig
+from megatron_magi.magi_attention.replaced import asks_for_queries
 
 __all__ = [
     "AttnOverlapMode", "BSDispatchAlg", "BTPDispatchAlg", "BatchToppHeapDispatchAlg",
@@ -122,9 +123,14 @@ class DistAttnConfig:
                 instance(getattr(self, part.name), kind, part.name, f"pass {kind.__name__}()")
 
     def engine_config(self) -> MagiConfig:
-        """What the planner gets."""
+        """What the planner gets. MAGI_ATTENTION_QO_COMM=1 lets it send queries, unless
+        ``MagiConfig.send_queries`` says otherwise."""
+        sends = self.magi_config.send_queries
+        if sends is None and asks_for_queries():
+            sends = True
         return replace(
             self.magi_config,
+            send_queries=sends,
             chunk_size=self.dispatch_config.chunk_size,
             overlap_degree=self.overlap_config.degree,
         )

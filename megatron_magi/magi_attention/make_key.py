@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from typing import NamedTuple
 
 from torch import Tensor
 from typing_extensions import deprecated
 
 from megatron_magi.checks import flag, integer, optional_integer
+from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import CpGroup, group_size
 from megatron_magi.core.mask import AttnMask
-from megatron_magi.core.plan import HeadShape
+from megatron_magi.core.plan import HeadShape, TokenLayout, contiguous_layout
 from megatron_magi.core.runtime.plan_cache import plan_for, with_nodes_of
 from megatron_magi.magi_attention.dist_attn_config import DistAttnConfig
 from megatron_magi.magi_attention.mask_inference import (
@@ -93,23 +95,25 @@ def magi_attn_flex_key(
         q_ranges, k_ranges: row i of both is slice i; slices must not share a cell.
         attn_mask_type: "full", "causal", "inv_causal", "bi_causal" or the enum, one for all or one
             per slice.
-        total_seqlen_q, total_seqlen_k: equal: tokens attend to tokens of the same sequence.
-        is_same_source, is_q_permutable, is_k_permutable: only True (self-attention).
+        is_same_source: False: cross-attention, whose keys are dispatched with ``side="keys"``, also
+            where there are as many keys as queries.
+        is_q_permutable, is_k_permutable: False: every rank owns one piece of the sequence, in
+            order. In self-attention both are the same tokens, and one False suffices.
         others: as ``magi_attn_varlen_key``.
 
     Raises:
-        ValueError: a mask, head counts or chunk size that do not fit.
-        NotImplementedError: cross-attention.
+        ValueError: a mask, head counts or chunk size that do not fit; queries and keys of one
+            source with different lengths.
     """
     tell_about_environment()
-    _require_self_attention(
-        is_same_source=is_same_source,
-        is_q_permutable=is_q_permutable,
-        is_k_permutable=is_k_permutable,
+    homes = _Homes(
+        flag(is_same_source, "is_same_source"),
+        not flag(is_q_permutable, "is_q_permutable"),
+        not flag(is_k_permutable, "is_k_permutable"),
     )
     mask = mask_from_typed(q_ranges, k_ranges, attn_mask_type, total_seqlen_q, total_seqlen_k)
     heads = HeadShape(num_heads_q, num_heads_kv, head_dim)
-    return _key(mask, heads, pad_size, cp_group_or_mesh, dist_attn_config, chunk_size)
+    return _key(mask, heads, pad_size, cp_group_or_mesh, dist_attn_config, chunk_size, homes)
 
 
 @deprecated("magi_attn_varlen_dispatch: use magi_attn_varlen_key, then dispatch")
@@ -214,6 +218,25 @@ def make_flex_key_for_new_mask_after_dispatch(
     return _second_key(mask, key_for_dispatch, heads, dist_attn_config)
 
 
+class _Homes(NamedTuple):
+    """Where queries and keys may lie."""
+
+    same_source: bool = True
+    contiguous_q: bool = False
+    contiguous_k: bool = False
+
+    def layouts(
+        self, mask: AttnMask, cp_size: int, config: MagiConfig
+    ) -> tuple[TokenLayout | None, TokenLayout | None]:
+        """The layouts of queries and keys that ``plan`` is given; None: it chooses."""
+        lengths = mask.total_seqlen_q, mask.total_seqlen_k
+        q, k = (contiguous_layout(length, cp_size, config) for length in lengths)
+        if self.same_source:
+            return q if self.contiguous_q or self.contiguous_k else None, None
+        same = lengths[0] == lengths[1]  # then a plan has one layout unless it is given two
+        return q if self.contiguous_q else None, k if self.contiguous_k or same else None
+
+
 def _key(
     mask: AttnMask,
     heads: HeadShape,
@@ -221,6 +244,7 @@ def _key(
     cp_group_or_mesh: CpGroup,
     config: DistAttnConfig,
     chunk_size: int | None,
+    homes: _Homes | None = None,
 ) -> DistAttnRuntimeKey:
     check_config(config)
     chunk_size = optional_integer(chunk_size, "chunk_size", 1)
@@ -230,11 +254,11 @@ def _key(
             DeprecationWarning,
             stacklevel=3,
         )
-    if mask.total_seqlen_q != mask.total_seqlen_k:
-        raise NotImplementedError(
-            f"queries and keys must be one sequence, got {mask.total_seqlen_q} and "
-            f"{mask.total_seqlen_k} tokens; cross-attention needs no context parallelism over "
-            f"its keys: call flex_flash_attn_func on local queries"
+    homes = homes or _Homes(mask.total_seqlen_q == mask.total_seqlen_k)
+    if homes.same_source and mask.total_seqlen_q != mask.total_seqlen_k:
+        raise ValueError(
+            f"queries and keys of one source must be one sequence, got {mask.total_seqlen_q} and "
+            f"{mask.total_seqlen_k} tokens; pass is_same_source=False for cross-attention"
         )
     group = flat_group(cp_group_or_mesh)
     moved = _with_chunk_size(config, chunk_size)
@@ -243,7 +267,9 @@ def _key(
     engine = with_nodes_of(cp_group_or_mesh, config.magi_config)
     if engine is not config.magi_config:
         config = replace(config, magi_config=engine)
-    plan = plan_for(mask, group, heads, config.engine_config())
+    engine = config.engine_config()
+    layout, key_layout = homes.layouts(mask, group_size(group), engine)
+    plan = plan_for(mask, group, heads, engine, layout=layout, key_layout=key_layout)
     return remember(DistAttnRuntimeKey(plan, group, config))
 
 
@@ -256,7 +282,10 @@ def _second_key(
         first.dist_attn_config,
         overlap_config=(config or first.dist_attn_config).overlap_config,
     )
-    plan = plan_for(mask, first.cp_group, heads, merged.engine_config(), layout=first.plan.layout)
+    plan = plan_for(
+        mask, first.cp_group, heads, merged.engine_config(), layout=first.plan.layout,
+        key_layout=first.plan.cross_layout,
+    )  # fmt: skip
     return remember(DistAttnRuntimeKey(plan, first.cp_group, merged))
 
 
@@ -284,12 +313,3 @@ def _with_chunk_size(config: DistAttnConfig, chunk_size: int | None) -> DistAttn
             f"DispatchConfig; drop the argument"
         )
     return replace(config, dispatch_config=replace(config.dispatch_config, chunk_size=chunk_size))
-
-
-def _require_self_attention(**flags: bool) -> None:
-    for name, value in flags.items():
-        if not flag(value, name):
-            raise NotImplementedError(
-                f"a key must be self-attention with tokens that may move, got {name}=False; "
-                f"for cross-attention call flex_flash_attn_func on local queries"
-            )

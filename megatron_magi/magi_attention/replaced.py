@@ -2,7 +2,7 @@
 
 MagiAttention is steered by its environment. A switch that silently does nothing would be worse than
 one that is missing, so the first call names each ``MAGI_ATTENTION_*`` variable that is set with
-what happens instead: none is read.
+what happens instead. Only QO_COMM is read: "1" lets plans send queries.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ REPLACED = {
 }
 
 PREFIX = "MAGI_ATTENTION_"
+QO_COMM = PREFIX + "QO_COMM"
 
 _NAMES_BY_REPLACEMENT = {
     "the kernel is MagiConfig(kernel_backend=...)": "KERNEL_BACKEND SDPA_BACKEND FA4_BACKEND",
@@ -45,7 +46,7 @@ _NAMES_BY_REPLACEMENT = {
     "keys and values travel by one all-to-all; there is no switch": (
         "NATIVE_GRPCOLL HIERARCHICAL_COMM"
     ),
-    "queries and outputs stay where they are": "QO_COMM FLATTEN_HEAD_GROUPS",
+    "queries are sent with all of their heads": "FLATTEN_HEAD_GROUPS",
     "nothing of this package is built by it": (
         "FORCE_JIT_BUILD PREBUILD_FFA WORKSPACE_BASE BUILD_COMPUTE_CAPABILITY"
     ),
@@ -69,18 +70,24 @@ def replacement(name: str, module: str) -> ImportError | AttributeError:
     return AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
+def asks_for_queries() -> bool:
+    """Whether MAGI_ATTENTION_QO_COMM is "1", with which MagiAttention sends queries too."""
+    return os.environ.get(QO_COMM) == "1"
+
+
 def tell_about_environment() -> None:
     """Warn once in a process if a variable of MagiAttention is set; else nothing."""
     global _told
     if _told:
         return
     _told = True
-    found = sorted(name for name in os.environ if name.startswith(PREFIX))
+    found = sorted(name for name in os.environ if name.startswith(PREFIX) and name != QO_COMM)
     parts = [f"{name} ({INSTEAD.get(name[len(PREFIX) :], 'no effect')})" for name in found]
     if found:
         warnings.warn(
-            f"megatron_magi reads no {PREFIX}* variable, got {', '.join(parts)}; unset them, and "
-            f"pass DistAttnConfig(magi_config=MagiConfig(...)) where something is to change",
+            f"megatron_magi reads no {PREFIX}* variable but QO_COMM, got {', '.join(parts)}; unset "
+            "them, and pass DistAttnConfig(magi_config=MagiConfig(...)) where something is to "
+            "change",
             UserWarning,
             stacklevel=3,
         )

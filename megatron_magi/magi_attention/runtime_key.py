@@ -43,8 +43,8 @@ class DistAttnRuntimeKey:
 
     @property
     def total_seqlen_k(self) -> int:
-        """The same: self-attention."""
-        return self.plan.layout.total_seqlen
+        """Keys of the sequence, without padding."""
+        return self.plan.key_layout.total_seqlen
 
     @property
     def pad_size(self) -> int:

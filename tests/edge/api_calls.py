@@ -36,10 +36,8 @@ GROUP_KINDS = {
     "dist_attn_config": CONFIG.also((None, "must be a DistAttnConfig")),
     "chunk_size": POSITIVE.without(None),
 }
-SOURCE_KINDS = {
-    name: FLAG.also((False, "self-attention"))
-    for name in ("is_same_source", "is_q_permutable", "is_k_permutable")
-}
+SOURCE_KINDS = dict.fromkeys(("is_same_source", "is_q_permutable", "is_k_permutable"), FLAG)
+SIDE = {"side": kind.WORD}
 UNUSED = ("mode", "dynamic_max_degree", "min_chunk_size", "max_num_chunks", "alg",
           "calc_cost_factor", "comm_cost_factor")  # fmt: skip
 """Settings of MagiAttention's algorithms, which have no effect."""
@@ -71,9 +69,9 @@ FUNCTIONS = [
          RANGES_KINDS | {"key_for_dispatch": kind.KEY, "dist_attn_config": CONFIG}
          | dict.fromkeys(HEADS, POSITIVE.without(None)), words=WORDS),
     Call("dispatch", api.dispatch, {"x": X, "key": KEY},
-         {"x": TENSOR, "key": kind.KEY, "pad_value": kind.NUMBER}),
+         {"x": TENSOR, "key": kind.KEY, "pad_value": kind.NUMBER} | SIDE),
     Call("undispatch", api.undispatch, {"x": X, "key": KEY},
-         {"x": TENSOR, "key": kind.KEY, "is_partial_grad": FLAG}),
+         {"x": TENSOR, "key": kind.KEY, "is_partial_grad": FLAG} | SIDE),
     Call("calc_attn", api.calc_attn, engine.QKV | {"key": KEY},
          engine.QKV_KINDS | {"key": kind.KEY, "sink": SINK, "softmax_scale": kind.SCALE,
                              "softcap": kind.SOFTCAP, "return_max_logits": FLAG}),
@@ -83,7 +81,7 @@ FUNCTIONS = [
              words={"dim": "dim"})
         for name in ("roll", "roll_simple")
     ),
-    Call("get_position_ids", api.get_position_ids, {"key": KEY}, {"key": kind.KEY}),
+    Call("get_position_ids", api.get_position_ids, {"key": KEY}, {"key": kind.KEY} | SIDE),
     Call("get_most_recent_key", api.get_most_recent_key, {"cp_group": None},
          {"cp_group": kind.GROUP}),
     Call("clear_cache", api.clear_cache, {}, {"cp_group": kind.GROUP}),

@@ -40,6 +40,8 @@ def plan_fields() -> Call:
             "loads": arrays,
             "digest": COUNT,
             "field_digests": kind.everything("dict", [1], "ab", None),
+            "cross_layout": kind.LAYOUT.without(None),
+            "query_transfers": arrays,
             "_kept": kind.KEPT,
         },
     )
@@ -189,6 +191,7 @@ CLASSES = [
             "deterministic": FLAG,
             "dkv_reduce_in_fp32": FLAG,
             "keep_received_keys": FLAG,
+            "send_queries": FLAG.without(None),
         },
     ),
 ]

@@ -89,14 +89,17 @@ FUNCTIONS = [
         "dispatch",
         magi.dispatch,
         {"x": torch.zeros(TOKENS, dtype=torch.uint8)} | LOCAL,
-        {"pad_value": INT.without(1.0).also((300, "between 0 and 255"), (NAN, "integer"))},
+        {
+            "pad_value": INT.without(1.0).also((300, "between 0 and 255"), (NAN, "integer")),
+            "side": kind.WORD,
+        },
         free=("x", "dim", *LOCAL),
     ),
     Call(
         "undispatch",
         magi.undispatch,
         {"x_local": torch.zeros(TOKENS)} | LOCAL,
-        {"x_local": TENSOR, "dim": DIM, "is_partial_grad": FLAG} | LOCAL_KINDS,
+        {"x_local": TENSOR, "dim": DIM, "is_partial_grad": FLAG, "side": kind.WORD} | LOCAL_KINDS,
         words={"x_local": "x", "dim": "dim"},
     ),
     Call(
@@ -136,6 +139,7 @@ FUNCTIONS = [
             "plan": kind.PLAN,
             "cp_group": kind.GROUP.also((True, "integer"), (-1, "between"), (1, "between")),
             "device": kind.DEVICE,
+            "side": kind.WORD,
         },
     ),
     Call(
@@ -143,7 +147,7 @@ FUNCTIONS = [
         magi.position_ids,
         {"plan": PLAN, "cp_group": 0},
         {"plan": kind.PLAN},
-        free=("cp_group", "device"),
+        free=("cp_group", "device", "side"),
     ),
     Call(
         "prepare",
@@ -166,6 +170,7 @@ FUNCTIONS = [
             "head_shape": kind.HEADS,
             "config": kind.config("MagiConfig"),
             "layout": kind.LAYOUT.without(None),
+            "key_layout": kind.LAYOUT.without(None),
             "token_multiple": POSITIVE,
         },
         words={"cp_size": "cp_"},

@@ -20,6 +20,7 @@ PLANNING = [
             "head_shape": kind.HEADS,
             "config": kind.config("MagiConfig").also((None, "must be a MagiConfig")),
             "layout": kind.LAYOUT.without(None),
+            "key_layout": kind.LAYOUT.without(None),
             "token_multiple": POSITIVE,
         },
     ),
@@ -28,6 +29,17 @@ PLANNING = [
         planning.make_shift_plan,
         {"layout": PLAN.layout, "shift": 3, "rank": 0},
         {"layout": kind.LAYOUT, "shift": INT, "rank": COUNT.also((1, "got 1"))},
+    ),
+    Call(
+        "contiguous_layout",
+        planning.contiguous_layout,
+        {"total_seqlen": 16, "cp_size": 2, "config": magi.MagiConfig()},
+        {
+            "total_seqlen": COUNT,
+            "cp_size": POSITIVE,
+            "config": kind.config("MagiConfig").also((None, "must be a MagiConfig")),
+            "token_multiple": POSITIVE,
+        },
     ),
     Call(
         "num_local_tokens",

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from megatron_magi import MagiConfig
+from megatron_magi import magi_attention as api
 from megatron_magi.magi_attention import replaced
 from megatron_magi.magi_attention.replaced import INSTEAD
 
@@ -46,12 +47,23 @@ def test_variables_give_one_warning_at_the_first_call(call: str) -> None:
     assert "MAGI_ATTENTION" not in before and after.count("UserWarning") == 1, said
     assert "MAGI_ATTENTION_DETERMINISTIC_MODE (MagiConfig(deterministic=True) does it)" in after
     assert "MAGI_ATTENTION_NO_SUCH (no effect)" in after
-    assert "reads no MAGI_ATTENTION_* variable, got" in after and "; unset them" in after
+    assert (
+        "reads no MAGI_ATTENTION_* variable but QO_COMM, got" in after and "; unset them" in after
+    )
     assert "<string>" in after, "the warning points at the caller"
 
 
 def test_without_variables_nothing_is_said() -> None:
     assert "Warning" not in run("flex", {})
+
+
+def test_qo_comm_lets_plans_send_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [MagiConfig(send_queries=False), MagiConfig()]
+    for value, got in (("1", [False, True]), ("0", [False, None])):
+        monkeypatch.setenv("MAGI_ATTENTION_QO_COMM", value)
+        configs = [api.DistAttnConfig(magi_config=config).engine_config() for config in asked]
+        assert [config.send_queries for config in configs] == got
+    assert "Warning" not in run("flex", {"MAGI_ATTENTION_QO_COMM": "1"})
 
 
 def test_what_happens_instead_names_what_exists() -> None:

@@ -32,16 +32,21 @@ def test_deprecated_arguments() -> None:
         api.magi_attn_varlen_dispatch(x, [0, 16], [0, 16], 4, 2, 8, 0, None)
 
 
-@pytest.mark.parametrize("name", ["is_same_source", "is_q_permutable", "is_k_permutable"])
-def test_cross_attention_flags_are_refused(name: str) -> None:
-    with pytest.raises(NotImplementedError, match=f"got {name}=False; for cross-attention call"):
-        flex_key(**{name: False})
+def test_homes_of_queries_and_keys_are_what_the_flags_say() -> None:
+    permuted = flex_key(is_same_source=False).plan
+    assert permuted.cross_layout is not None
+    still = flex_key(is_same_source=False, is_q_permutable=False, is_k_permutable=False).plan
+    for layout in still.homes:
+        assert layout.chunk_ranks.tolist() == list(range(still.cp_size))
+    assert flex_key(is_k_permutable=False).plan.cross_layout is None
+    longer = varlen_key(cu_seqlens_k=[0, 5, 20])
+    assert (longer.total_seqlen_q, longer.total_seqlen_k) == (16, 20)
+    later = api.make_varlen_key_for_new_mask_after_dispatch([0, 16], [0, 20], longer)
+    assert later.plan.key_layout == longer.plan.key_layout
 
 
-def test_cross_attention_lengths_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match="must be one sequence, got 16 and 20 tokens"):
-        varlen_key(cu_seqlens_k=[0, 5, 20])
-    with pytest.raises(NotImplementedError, match="got 16 and 18 tokens; cross-attention"):
+def test_one_source_has_one_length() -> None:
+    with pytest.raises(ValueError, match="got 16 and 18 tokens; pass is_same_source=False"):
         flex_key(total_seqlen_k=18)
 
 

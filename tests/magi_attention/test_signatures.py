@@ -23,13 +23,13 @@ PUBLISHED = {
     "magi_attn_flex_key": f"{_FLEX}, dist_attn_config=CONFIG, {_FLAGS}",
     "magi_attn_varlen_dispatch": f"x, {_VARLEN}, dist_attn_config=CONFIG, chunk_size=None",
     "magi_attn_flex_dispatch": f"x, {_FLEX}, dist_attn_config=CONFIG, {_FLAGS}",
-    "dispatch": "x, key, pad_value=0.0",
-    "undispatch": "x, key, is_partial_grad=False",
+    "dispatch": "x, key, pad_value=0.0, *, side='queries'",  # side is this package's own
+    "undispatch": "x, key, is_partial_grad=False, *, side='queries'",
     "calc_attn": "q, k, v, key, sink=None, softmax_scale=None, softcap=0.0, "
     "return_max_logits=False",
     "roll": "x, shift, dim, key",
     "roll_simple": "x, shift, dim, key",
-    "get_position_ids": "key",
+    "get_position_ids": "key, *, side='queries'",
     "get_most_recent_key": "cp_group",
     "clear_cache": "cp_group=None",
     "make_varlen_key_for_new_mask_after_dispatch": "cu_seqlens_q, cu_seqlens_k, key_for_dispatch, "

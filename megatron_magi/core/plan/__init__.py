@@ -9,7 +9,7 @@ from megatron_magi.core.plan.node_cast_plan import NodeCastPlan
 from megatron_magi.core.plan.rank_plan import RankPlan, StagePlan, most_buffered_rows
 from megatron_magi.core.plan.shift_plan import ShiftPlan, make_shift_plan
 from megatron_magi.core.plan.stage_times import StageTimes, predict_times
-from megatron_magi.core.plan.token_layout import TokenLayout, num_local_tokens
+from megatron_magi.core.plan.token_layout import TokenLayout, contiguous_layout, num_local_tokens
 
 __all__ = [
     "AttnPlan",
@@ -22,6 +22,7 @@ __all__ = [
     "StagePlan",
     "StageTimes",
     "TokenLayout",
+    "contiguous_layout",
     "make_attn_plan",
     "make_shift_plan",
     "most_buffered_rows",

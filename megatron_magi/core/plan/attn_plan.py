@@ -16,8 +16,10 @@ from megatron_magi.core.native import solver
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.kept import Kept, check_kept, kept_of
 from megatron_magi.core.plan.peer_rows import SlotRows, reads_peers, slot_rows
+from megatron_magi.core.plan.query_stage import with_queries
 from megatron_magi.core.plan.rank_plan import RankPlan, Staging, make_rank_plan
 from megatron_magi.core.plan.token_layout import (
+    Homes,
     Int32Array,
     Int64Array,
     TokenLayout,
@@ -30,6 +32,11 @@ PLANNER_VERSION = 11
 
 FORWARD_MODES: tuple[ForwardMode, ...] = get_args(ForwardMode)
 """Forward modes, in the order of their numbers in csrc/planner/stages.h."""
+
+
+def no_transfers() -> Int32Array:
+    """Transfers of a plan that sends nothing."""
+    return np.zeros((0, 5), np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +64,11 @@ class AttnPlan:
     """64-bit hash of the fields below and the planner's version."""
     field_digests: dict[str, int] = field(repr=False)
     """64-bit hashes of mask, token layout, head_shape and config, which tell where ranks differ."""
+    cross_layout: TokenLayout | None = None
+    """In cross-attention, which rank owns which keys. None: keys are the queries' tokens."""
+    query_transfers: Int32Array = field(default_factory=no_transfers, repr=False)
+    """int32 [M, 5], read-only: as ``transfers``, but rows are queries, which attend at ``dst``, and
+    whose outputs return to ``src``. Between two ranks either keys or queries are sent."""
     _kept: Kept = field(default_factory=Kept, repr=False)
     """Ranks' views and what devices hold of the plan; no part of the value."""
 
@@ -65,11 +77,14 @@ class AttnPlan:
         is_copy = self._kept.of is not None
         digest = self.digest
         if is_copy:  # with another mask, say, but the digest of the plan that it was made from
-            digest, _ = digests(self.mask, self.layout, self.head_shape, self.config)
-        transfers = solver.hash64(self.transfers.tobytes())
+            digest, _ = digests(
+                self.mask, self.layout, self.head_shape, self.config, self.cross_layout
+            )
+        transfers = solver.hash64(self.transfers.tobytes() + self.query_transfers.tobytes())
         derived = _digest((digest, self.overlap_degree, self.forward_mode, transfers))
         object.__setattr__(self, "_kept", kept_of(self._kept, derived))
         self.transfers.setflags(write=False)
+        self.query_transfers.setflags(write=False)
         self.loads.setflags(write=False)
 
     @property
@@ -77,9 +92,19 @@ class AttnPlan:
         return self.layout.cp_size
 
     @property
+    def key_layout(self) -> TokenLayout:
+        """Which rank owns which keys; ``layout`` in self-attention."""
+        return self.layout if self.cross_layout is None else self.cross_layout
+
+    @property
     def ranks_per_node(self) -> int:
         """Ranks that exchange rows inside a node; 0: links between nodes are not told apart."""
         return ranks_per_node(self.config, self.cp_size)
+
+    @property
+    def homes(self) -> Homes:
+        """The layouts of queries and keys."""
+        return Homes(self.layout, self.key_layout)
 
     @property
     def num_stages(self) -> int:
@@ -102,7 +127,7 @@ class AttnPlan:
     @cached_property
     def slot_rows(self) -> SlotRows:
         """The most rows that a rank holds ready for its peers in one exchange."""
-        own = self.layout.num_local_tokens
+        own = self.key_layout.num_local_tokens
         return slot_rows(self.transfers, self.cp_size, self.num_stages, own)
 
     def rank_plan(self, rank: int) -> RankPlan:
@@ -118,7 +143,8 @@ class AttnPlan:
             per_node = self.ranks_per_node
             reads = reads_peers(self.config, self.cp_size, per_node)
             staging = Staging(self.overlap_degree, self.forward_mode, per_node, reads)
-            views[rank] = make_rank_plan(self.mask, self.layout, self.transfers, rank, staging)
+            view = make_rank_plan(self.mask, self.homes, self.transfers, rank, staging)
+            views[rank] = with_queries(view, self.mask, self.homes, self.query_transfers)
         return views[rank]
 
     def __eq__(self, other: object) -> bool:
@@ -132,7 +158,11 @@ class AttnPlan:
 
 
 def digests(
-    mask: AttnMask, layout: TokenLayout, head_shape: HeadShape, config: MagiConfig
+    mask: AttnMask,
+    layout: TokenLayout,
+    head_shape: HeadShape,
+    config: MagiConfig,
+    cross_layout: TokenLayout | None = None,
 ) -> tuple[int, dict[str, int]]:
     """A plan's digest, and those of its fields; see AttnPlan."""
     of_fields = {
@@ -141,11 +171,17 @@ def digests(
         "head_shape": _digest(astuple(head_shape)),
         "config": _digest(astuple(config)),
     }
+    if cross_layout is not None:
+        of_fields["key layout"] = cross_layout.digest
     return _digest((PLANNER_VERSION, layout.cp_size, *of_fields.values())), of_fields
 
 
 def check_inputs(
-    mask: AttnMask, head_shape: HeadShape, config: MagiConfig, layout: TokenLayout | None
+    mask: AttnMask,
+    head_shape: HeadShape,
+    config: MagiConfig,
+    layout: TokenLayout | None,
+    key_layout: TokenLayout | None = None,
 ) -> None:
     """Refuse values of other classes, before a digest of one of them is needed."""
     check_mask(mask)
@@ -153,8 +189,9 @@ def check_inputs(
         head_shape, HeadShape, "head_shape", "pass HeadShape(num_heads_q, num_heads_kv, head_dim)"
     )
     instance(config, MagiConfig, "config", "pass MagiConfig(), or nothing for the defaults")
-    if layout is not None:
-        check_layout(layout)
+    for name, given in (("layout", layout), ("key_layout", key_layout)):
+        if given is not None:
+            check_layout(given, name)
 
 
 def check_plan(value: object) -> None:
@@ -164,7 +201,7 @@ def check_plan(value: object) -> None:
 
 
 def _check_fields(plan: AttnPlan) -> None:
-    check_inputs(plan.mask, plan.head_shape, plan.config, plan.layout)
+    check_inputs(plan.mask, plan.head_shape, plan.config, plan.layout, plan.cross_layout)
     check_layout(plan.layout)
     integer(plan.overlap_degree, "overlap_degree", 0)
     word(plan.forward_mode, "forward_mode", FORWARD_MODES)
@@ -173,6 +210,7 @@ def _check_fields(plan: AttnPlan) -> None:
     check_kept(plan._kept)
     for name, array, shape in (
         ("transfers", plan.transfers, (None, 5)),
+        ("query_transfers", plan.query_transfers, (None, 5)),
         ("loads", plan.loads, (plan.layout.cp_size,)),
     ):
         instance(array, np.ndarray, name, "plan with make_attn_plan")

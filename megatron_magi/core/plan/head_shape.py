@@ -57,6 +57,14 @@ class HeadShape:
         """Bytes that are sent for one received row: its key and its value."""
         return self.kv_row_elements * self.bytes_per_element
 
+    @property
+    def query_row_bytes(self) -> int:
+        """Bytes of a query whose output is computed on another rank, forward and backward: q, dout
+        and the query again in the inputs' dtype; out, lse, delta, lse again and dq in fp32."""
+        rows = 2 * self.head_dim + self.value_dim
+        in_fp32 = self.value_dim + 3 + self.head_dim
+        return self.num_heads_q * (rows * self.bytes_per_element + in_fp32 * 4)
+
     def __str__(self) -> str:
         """Heads and widths for a screen: 32/8x128, or 16/16x192+128 with narrower values."""
         values = "" if self.head_dim_v is None else f"+{self.head_dim_v}"

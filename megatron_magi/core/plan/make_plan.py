@@ -4,16 +4,34 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from megatron_magi.checks import integer
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import AttnMask
-from megatron_magi.core.plan.attn_plan import FORWARD_MODES, AttnPlan, check_inputs, digests
+from megatron_magi.core.plan.attn_plan import (
+    FORWARD_MODES,
+    AttnPlan,
+    check_inputs,
+    digests,
+    no_transfers,
+)
+from megatron_magi.core.plan.cross_layout import key_layout_for, query_layouts
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
+from megatron_magi.core.plan.query_stage import (
+    Pairs,
+    choose_pairs,
+    moved_loads,
+    transfers_of_queries,
+)
 from megatron_magi.core.plan.stage_costs import stage_costs
 from megatron_magi.core.plan.stage_times import predict_times
 from megatron_magi.core.plan.token_layout import (
     LOAD_CAPS,
+    Homes,
+    Int32Array,
+    Int64Array,
     TokenLayout,
     choose_token_layout,
     ranks_per_node,
@@ -27,30 +45,37 @@ def make_attn_plan(
     config: MagiConfig,
     *,
     layout: TokenLayout | None = None,
+    key_layout: TokenLayout | None = None,
     token_multiple: int = 1,
 ) -> AttnPlan:
     """Plan one mask on ``cp_size`` ranks. Equal inputs give equal plans on every machine.
 
     Args:
-        mask: Self-attention, with as many keys as queries.
         layout: Plan on this layout, e.g. another layer's mask on the same tokens; None: choose.
+        key_layout: Cross-attention, with keys that lie so, e.g. as an encoder's self-attention has
+            left them. None: keys are the queries' tokens, or, in a mask with another number of
+            keys, each chunk of keys goes to the rank that reads most of it.
         token_multiple: Every rank's number of rows is a multiple of it (the tensor-parallel size
             under sequence parallelism).
 
     Raises:
         TypeError: ``head_shape`` is no HeadShape.
-        ValueError: cross-attention, a cp_size or token_multiple below 1, a fixed chunk_size that
-            leaves a rank without a chunk, a layout of another length, size or multiple, nodes
-            with different numbers of ranks.
+        ValueError: a cp_size or token_multiple below 1, a fixed chunk_size that leaves a rank
+            without a chunk, a layout of another length, size or multiple, nodes with different
+            numbers of ranks.
         PlanSizeError: (a ValueError) planning would take minutes or gigabytes; see limits.py.
     """
     cp_size = integer(cp_size, "cp_size")
     token_multiple = integer(token_multiple, "token_multiple")
-    check_inputs(mask, head_shape, config, layout)
+    check_inputs(mask, head_shape, config, layout, key_layout)
     _check(mask, cp_size, layout, token_multiple)
     check_size(mask, cp_size, config, layout, token_multiple)
+    if key_layout is not None or mask.total_seqlen_q != mask.total_seqlen_k:
+        homes = _cross_homes(mask, cp_size, config, layout, key_layout, token_multiple)
+        plans = [_plan_on(each, mask, head_shape, config) for each in homes]
+        return min(plans, key=_predicted_us)
     if layout is not None:
-        return _plan_on(layout, mask, head_shape, config)
+        return _plan_on(Homes(layout, layout), mask, head_shape, config)
     caps = LOAD_CAPS if config.max_imbalance is None else (config.max_imbalance,)
     if not ranks_per_node(config, cp_size):
         caps = caps[:1]  # inside a node rows are cheap, and an unequal load never pays
@@ -58,27 +83,78 @@ def make_attn_plan(
         choose_token_layout(mask, cp_size, replace(config, max_imbalance=cap), token_multiple)
         for cap in caps
     ]
-    plans = [_plan_on(each, mask, head_shape, config) for each in layouts]
+    plans = [_plan_on(Homes(each, each), mask, head_shape, config) for each in layouts]
     return plans[0] if len(plans) == 1 else min(plans, key=_predicted_us)
 
 
-def _plan_on(
-    layout: TokenLayout, mask: AttnMask, head_shape: HeadShape, config: MagiConfig
-) -> AttnPlan:
-    degree, forward, transfers, loads = layout.native.solve_transfers(
+def _cross_homes(
+    mask: AttnMask,
+    cp_size: int,
+    config: MagiConfig,
+    layout: TokenLayout | None,
+    key_layout: TokenLayout | None,
+    token_multiple: int,
+) -> list[Homes]:
+    """Layouts to choose from in cross-attention; those that are given stay."""
+    if key_layout is not None:
+        _check_fit(key_layout, mask.total_seqlen_k, cp_size, 1)
+    queries = query_layouts(mask, cp_size, config, token_multiple) if layout is None else [layout]
+    return [
+        Homes(each, key_layout or key_layout_for(mask, each, config, token_multiple))
+        for each in queries
+    ]
+
+
+def _plan_on(homes: Homes, mask: AttnMask, head_shape: HeadShape, config: MagiConfig) -> AttnPlan:
+    queries, keys = homes
+    cross_layout = None if keys is queries else keys
+    query_transfers = no_transfers()
+    degree, forward, transfers, loads = _transfers(homes, mask, head_shape, config)
+    if config.send_queries or (config.send_queries is None and cross_layout is not None):
+        pairs = choose_pairs(mask, homes, transfers, head_shape, config)
+        if pairs.any():
+            degree, forward, transfers, tiles = _transfers(homes, mask, head_shape, config, pairs)
+            loads = _with_moved_tiles(tiles, mask, homes, pairs)
+            query_transfers = transfers_of_queries(mask, homes, pairs)
+    digest, of_fields = digests(mask, queries, head_shape, config, cross_layout)
+    return AttnPlan(
+        mask, queries, head_shape, config, degree, FORWARD_MODES[forward], transfers, loads,
+        digest, of_fields, cross_layout, query_transfers,
+    )  # fmt: skip
+
+
+def _transfers(
+    homes: Homes,
+    mask: AttnMask,
+    head_shape: HeadShape,
+    config: MagiConfig,
+    by_queries: Pairs | None = None,
+) -> tuple[int, int, Int32Array, Int64Array]:
+    """Overlap degree, number of the forward mode, transfers of keys, and tiles of each rank's
+    queries.
+
+    Args:
+        by_queries: between which ranks no keys are sent; None: between all that need some.
+    """
+    queries, keys = homes
+    return queries.native.solve_transfers(
         mask.slices,
         tile_q=config.costs.tile_q,
         tile_k=config.costs.tile_k,
         degree=-1 if config.overlap_degree is None else config.overlap_degree,
         forward=-1 if config.forward_mode is None else FORWARD_MODES.index(config.forward_mode),
-        costs=stage_costs(head_shape, config, layout.num_local_tokens),
-        ranks_per_node=ranks_per_node(config, layout.cp_size),
+        costs=stage_costs(head_shape, config, queries.num_local_tokens),
+        ranks_per_node=ranks_per_node(config, queries.cp_size),
+        keys=keys.native,
+        by_queries=by_queries,
     )
-    digest, of_fields = digests(mask, layout, head_shape, config)
-    return AttnPlan(
-        mask, layout, head_shape, config, degree, FORWARD_MODES[forward], transfers, loads,
-        digest, of_fields,
-    )  # fmt: skip
+
+
+def _with_moved_tiles(tiles: Int64Array, mask: AttnMask, homes: Homes, pairs: Pairs) -> Int64Array:
+    """The tiles that each rank computes: cells that move count as tiles by the mask's average."""
+    areas = homes.queries.native.pair_areas(mask.slices, homes.keys.native)
+    moved = moved_loads(areas, pairs) - areas.sum(1)
+    return np.maximum(0, tiles + moved * int(tiles.sum()) // max(1, int(areas.sum())))
 
 
 def _predicted_us(plan: AttnPlan) -> float:
@@ -87,12 +163,6 @@ def _predicted_us(plan: AttnPlan) -> float:
 
 
 def _check(mask: AttnMask, cp_size: int, layout: TokenLayout | None, token_multiple: int) -> None:
-    total = mask.total_seqlen_q
-    if mask.total_seqlen_k != total:
-        raise ValueError(
-            f"a plan needs self-attention, total_seqlen_q == total_seqlen_k, got {total} and "
-            f"{mask.total_seqlen_k}; run cross-attention without context parallelism"
-        )
     if not 1 <= cp_size <= MAX_CP_SIZE:
         raise ValueError(
             f"cp_size must be between 1 and {MAX_CP_SIZE}, got {cp_size}; "
@@ -104,7 +174,7 @@ def _check(mask: AttnMask, cp_size: int, layout: TokenLayout | None, token_multi
             f"pass the tensor-parallel size under sequence parallelism, else 1"
         )
     if layout is not None:
-        _check_fit(layout, total, cp_size, token_multiple)
+        _check_fit(layout, mask.total_seqlen_q, cp_size, token_multiple)
 
 
 def _check_fit(layout: TokenLayout, total: int, cp_size: int, token_multiple: int) -> None:

@@ -16,7 +16,7 @@ from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.row_ranges import joined
 from megatron_magi.core.plan.group_cast_plan import NO_RANGES, GroupCastPlan, cast_of
 from megatron_magi.core.plan.node_cast_plan import NodeCastPlan, node_cast_of
-from megatron_magi.core.plan.token_layout import Int32Array, TokenLayout
+from megatron_magi.core.plan.token_layout import Homes, Int32Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +40,15 @@ class StagePlan:
 
 
 @dataclass(frozen=True, eq=False)
+class QueryStage:
+    """One kernel call for other ranks' queries on own keys, and the exchange that brings them."""
+
+    slices: Int32Array = field(repr=False)
+    """int32 [n, 6], canonical, read-only: q = received row, k = local row."""
+    cast: GroupCastPlan
+
+
+@dataclass(frozen=True, eq=False)
 class RankPlan:
     """A rank's stages.
 
@@ -57,6 +66,8 @@ class RankPlan:
     or two stages with different query rows."""
     forward_merges: bool
     """Whether a query row may attend in several of the forward's stages."""
+    queries: QueryStage | None = None
+    """The queries of other ranks that attend on this rank's keys; None: no rank sends queries."""
 
 
 class Staging(NamedTuple):
@@ -72,11 +83,11 @@ class Staging(NamedTuple):
 
 
 def make_rank_plan(
-    mask: AttnMask, layout: TokenLayout, transfers: Int32Array, rank: int, staging: Staging
+    mask: AttnMask, homes: Homes, transfers: Int32Array, rank: int, staging: Staging
 ) -> RankPlan:
     """Derive one rank's view of a plan; see ``AttnPlan.rank_plan``."""
     degree, mode, ranks_per_node, reads_peers = staging
-    view = _View(mask, layout, rank, ranks_per_node)
+    view = _View(mask, homes, rank, ranks_per_node)
     ends = np.searchsorted(transfers[:, 0], range(degree + 2))
     exchanging = [bool(begin < end) for begin, end in pairwise(ends.tolist())]
     # Large plans have millions of transfers between other ranks. For these it only matters whether
@@ -95,7 +106,7 @@ def make_rank_plan(
     if degree == 1 and forward is not stages and stages[1].cast is not None:
         forward = (*forward[:-1], _sending_as(forward[-1], stages[1].cast))
     merges = forward is stages and degree > 0 and len(transfers) > 0
-    return RankPlan(rank, layout.num_local_tokens, stages, forward, merges)
+    return RankPlan(rank, homes.queries.num_local_tokens, stages, forward, merges)
 
 
 def most_buffered_rows(stages: Sequence[StagePlan]) -> int:
@@ -131,7 +142,7 @@ class _View:
     """Builds one rank's stages."""
 
     mask: AttnMask
-    layout: TokenLayout
+    homes: Homes
     rank: int
     ranks_per_node: int
     """0: links are not told apart."""
@@ -150,7 +161,7 @@ class _View:
             transfers: those that the rank has a part in.
             exchanging: [num_stages] whether any ranks exchange rows in the stage.
         """
-        everything = np.array([[0, self.layout.num_local_tokens]], np.int32)
+        everything = np.array([[0, self.homes.keys.num_local_tokens]], np.int32)
         stages = []
         for stage, is_exchanging in enumerate(exchanging):
             begin, end = np.searchsorted(transfers[:, 0], [stage, stage + 1])
@@ -161,9 +172,10 @@ class _View:
     def local_first(self, transfers: Int32Array) -> tuple[StagePlan, StagePlan]:
         """Two stages: query rows that see own keys only, and then all others, with only those own
         keys that they see."""
-        everything = np.array([[0, self.layout.num_local_tokens]], np.int32)
-        local, waiting = self.layout.native.split_rows(self.mask.slices, self.rank)
-        own = self._slices(self.layout.local_ranges(self.rank), waiting)
+        queries, keys = self.homes
+        everything = np.array([[0, keys.num_local_tokens]], np.int32)
+        local, waiting = queries.native.split_rows(self.mask.slices, self.rank, keys.native)
+        own = self._slices(keys.local_ranges(self.rank), waiting)
         needed = joined(own[:, 2:4])
         first = self._stage(everything, None, local)
         then = self._stage(needed, transfers, waiting)
@@ -203,19 +215,19 @@ class _View:
 
     def _cast(self, transfers: Int32Array, own: Int32Array) -> GroupCastPlan | NodeCastPlan:
         if self.ranks_per_node:
-            return node_cast_of(self.layout, transfers, self.rank, self.ranks_per_node, own)
-        return cast_of(self.layout, transfers, self.rank, own)
+            return node_cast_of(self.homes.keys, transfers, self.rank, self.ranks_per_node, own)
+        return cast_of(self.homes.keys, transfers, self.rank, own)
 
     def _slices(self, keys: Int32Array, queries: Int32Array | None) -> Int32Array:
-        slices = self.layout.native.stage_slices(
+        slices = self.homes.queries.native.stage_slices(
             self.mask.slices, rank=self.rank, key_ranges=keys, query_ranges=queries
         )
         slices.setflags(write=False)
         return slices
 
     def _globally(self, ranges: Int32Array) -> Int32Array:
-        """Local rows as global ones, in the same order."""
-        runs = self.layout.local_ranges(self.rank)
+        """Local rows of keys as global ones, in the same order."""
+        runs = self.homes.keys.local_ranges(self.rank)
         ends = np.cumsum(runs[:, 1] - runs[:, 0])
         parts = []
         for start, end in ranges.tolist():

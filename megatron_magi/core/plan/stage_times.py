@@ -57,7 +57,9 @@ def predict_times(plan: AttnPlan, costs: CostTable | None = None) -> StageTimes:
     stage = stage_costs(plan.head_shape, config, plan.layout.num_local_tokens)
     native = plan.layout.native
     rows = native.rows_on_link(plan.transfers, stage, plan.ranks_per_node)
-    work = native.rank_work(plan.mask.slices, loads=plan.loads, link_rows=rows)
+    work = native.rank_work(
+        plan.mask.slices, loads=plan.loads, link_rows=rows, keys=plan.key_layout.native
+    )
     mode = FORWARD_MODES.index(plan.forward_mode)
     return StageTimes(
         stage.forward_stages(work, plan.overlap_degree, mode),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -132,6 +133,13 @@ class TokenLayout:
         return TokenLayout, self._values
 
 
+class Homes(NamedTuple):
+    """Which rank owns which query and which key; one layout twice in self-attention."""
+
+    queries: TokenLayout
+    keys: TokenLayout
+
+
 def _owners(chunk_ranks: npt.ArrayLike) -> Int32Array:
     owners = int_array(chunk_ranks, "chunk_ranks")
     if owners.ndim != 1 or (owners > INT32_MAX).any():
@@ -172,6 +180,15 @@ def num_local_tokens(
             padding *= 2
         unit = math.lcm(unit, padding)
     return max(1, -(-total_seqlen // (cp_size * unit))) * unit
+
+
+def contiguous_layout(
+    total_seqlen: int, cp_size: int, config: MagiConfig, token_multiple: int = 1
+) -> TokenLayout:
+    """One piece of the sequence for every rank, in order."""
+    cp_size = integer(cp_size, "cp_size", 1)
+    rows = num_local_tokens(total_seqlen, cp_size, config, token_multiple)
+    return TokenLayout(total_seqlen, rows, cp_size, np.arange(cp_size, dtype=np.int32))
 
 
 def check_chunk_size(chunk_size: int | None, total_seqlen: int, cp_size: int) -> None:

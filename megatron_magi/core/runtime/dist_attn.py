@@ -46,6 +46,7 @@ from megatron_magi.core.runtime.agreement.comparison import compare
 from megatron_magi.core.runtime.agreement.signature import Call
 from megatron_magi.core.runtime.kept_keys import KeptKeys
 from megatron_magi.core.runtime.prepared import kept_with, prepared_for
+from megatron_magi.core.runtime.sent_queries import SentQueries
 from megatron_magi.core.runtime.stage_work import Feed, StageWork
 from megatron_magi.core.runtime.staged_backward import staged_backward
 from megatron_magi.core.runtime.token_dispatch import check_group
@@ -64,8 +65,8 @@ def dist_attn(
 
     Args:
         q: [T, H, D], this rank's tokens in local order.
-        k: [T, G, D].
-        v: [T, G, E]; E may differ from D (multi-latent attention).
+        k: [T, G, D]; in cross-attention this rank's keys, [plan.key_layout.num_local_tokens, G, D].
+        v: as k, [T, G, E]; E may differ from D (multi-latent attention).
         plan: the plan that dispatched them, or one with another mask on the same layout.
         cp_group: the context-parallel group, a 1-D or 2-D mesh, or None for one rank.
         softmax: scale, softcap and sinks. Sinks are [s, H], the same on every rank, or
@@ -187,8 +188,10 @@ class _DistAttn(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         so_far: Pair | None = None
         # A row with one stage is written in the final dtype directly; several stages accumulate.
-        merges = work.ready.merges
-        dtype = acc_dtype(q.dtype) if merges else q.dtype
+        merges, queries = work.ready.merges, work.ready.queries
+        dtype = acc_dtype(q.dtype) if merges or queries else q.dtype
+        sent = None if queries is None else SentQueries(work, queries, q)
+        returning = None
         feed = Feed(work, work.ready.forward, k, v)
         for stage, keys, values in feed:
             if so_far is None or stage.sees:
@@ -203,7 +206,11 @@ class _DistAttn(torch.autograd.Function):
                 so_far = work.backend.forward(call, out_dtype=dtype, **given)
                 del call
             del keys, values
+            if sent is not None and returning is None:  # while keys of the next stage arrive
+                returning = sent.attend(k, v)
         assert so_far is not None, "a plan has at least one stage"
+        if sent is not None and returning is not None:
+            sent.merge(returning, so_far)
         out, lse = so_far[0].to(q.dtype), so_far[1]
         ctx.save_for_backward(q, k, v, sink_lse, out, lse, *feed.buffers)
         ctx.set_materialize_grads(False)
@@ -255,8 +262,8 @@ def _check_local(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
 
 def _check(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
     check_qkv(q, k, v)
-    tokens = plan.layout.num_local_tokens
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    queries, keys = (layout.num_local_tokens for layout in plan.homes)
+    for name, x, tokens in (("q", q, queries), ("k", k, keys), ("v", v, keys)):
         if len(x) != tokens:
             raise ValueError(
                 f"{name} must hold this rank's {tokens} tokens, got {len(x)}; "

@@ -25,12 +25,14 @@ def cached_plan(
     head_shape: HeadShape,
     config: MagiConfig,
     layout: TokenLayout | None,
+    key_layout: TokenLayout | None,
     token_multiple: int,
 ) -> AttnPlan:
     """The plan, made or remembered. Threads may share it, so a data loader may plan ahead."""
     return make_attn_plan(
-        mask, cp_size, head_shape, config, layout=layout, token_multiple=token_multiple
-    )
+        mask, cp_size, head_shape, config, layout=layout, key_layout=key_layout,
+        token_multiple=token_multiple,
+    )  # fmt: skip
 
 
 @one_graph_break
@@ -41,6 +43,7 @@ def plan_for(
     config: MagiConfig | None = None,
     *,
     layout: TokenLayout | None = None,
+    key_layout: TokenLayout | None = None,
     token_multiple: int = 1,
 ) -> AttnPlan:
     """The plan of a mask: which rank computes what, and which rows it needs.
@@ -48,13 +51,15 @@ def plan_for(
     Every rank computes the same plan, without communication.
 
     Args:
-        mask: self-attention over one packed sequence.
+        mask: over one packed sequence; cross-attention has a sequence of keys too.
         cp_size: number of context-parallel ranks, or their group or mesh. A 2-D mesh, [nodes, ranks
             of a node], stands for its number of ranks in ``config.costs.ranks_per_node`` too.
         head_shape: heads and head_dim of one tensor-parallel rank.
         config: None: the defaults.
         layout: the layout of an earlier plan, for a second mask over the same tokens (hybrid
             sliding-window and full layers).
+        key_layout: in cross-attention, the layout that the keys have, e.g. of the plan of an
+            encoder. None: the planner chooses one, ``plan.key_layout``.
         token_multiple: the tokens per rank are a multiple of it (the tensor-parallel size if
             sequence parallelism splits them).
 
@@ -62,14 +67,14 @@ def plan_for(
         ValueError: a mask, config and layout that do not fit together.
     """
     config = MagiConfig() if config is None else config
-    check_inputs(mask, head_shape, config, layout)
+    check_inputs(mask, head_shape, config, layout, key_layout)
     if isinstance(cp_size, int) or is_integer_like(cp_size):
         size = integer(cp_size, "cp_size")
     else:
         size = group_size(cp_size)
         config = with_nodes_of(cp_size, config)
     tokens = integer(token_multiple, "token_multiple")
-    return cached_plan(mask, size, head_shape, config, layout, tokens)
+    return cached_plan(mask, size, head_shape, config, layout, key_layout, tokens)
 
 
 def with_nodes_of(cp_group: CpGroup, config: MagiConfig) -> MagiConfig:

@@ -12,7 +12,12 @@ from typing import TypeVar
 import torch
 
 from megatron_magi.checks import integer, is_integer_like
-from megatron_magi.core.comm.prepared_cast import AnyPreparedCast, prepare_casts
+from megatron_magi.core.comm.prepared_cast import (
+    AnyCastPlan,
+    AnyPreparedCast,
+    PreparedCast,
+    prepare_casts,
+)
 from megatron_magi.core.comm.process_group import CpGroup, group_rank
 from megatron_magi.core.cuda.tables import DeviceTable, upload_together
 from megatron_magi.core.kernel.slice_table import SliceTable
@@ -52,6 +57,16 @@ class PreparedStage:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class PreparedQueries:
+    """A QueryStage on one device."""
+
+    table: SliceTable
+    cast: PreparedCast
+    sees: bool
+    """Whether any queries arrive."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class PreparedPlan:
     """A rank's view of a plan on one device: all that a call needs beside its tensors."""
 
@@ -66,6 +81,8 @@ class PreparedPlan:
     """Whether a query row may attend in several stages of the forward pass."""
     is_alone: bool
     """Whether one kernel call computes all gradients, and none is sent to another rank."""
+    queries: PreparedQueries | None
+    """Queries of other ranks that attend here; None: no rank sends any."""
 
 
 def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str) -> PreparedPlan:
@@ -93,6 +110,9 @@ def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str)
     ready = prepared_for(plan, rank, numbered(checked_device(device)))
     attended = [stage.table for i, stage in enumerate(ready.forward) if stage.sees or i == 0]
     seen = [stage.table for stage in ready.backward if stage.sees]
+    if ready.queries is not None and ready.queries.sees:
+        attended.append(ready.queries.table)
+        seen.append(ready.queries.table)
     make_work_lists((attended, seen), plan.head_shape, plan.config, ready.device)
     return ready
 
@@ -126,6 +146,9 @@ def _prepare(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
     every = dict.fromkeys((*view.forward_stages, *view.stages))
     casts = dict.fromkeys(stage.cast for stage in every if stage.cast is not None)
     reduced = {stage.cast for stage in view.stages if stage.cast is not None}
+    if view.queries is not None:
+        casts[view.queries.cast] = None
+        reduced.add(view.queries.cast)
     ready = prepare_casts(list(casts), device, reduced)
     cast_of = dict(zip(casts, ready, strict=True))
     kept = _kept(view, device) if plan.config.keep_received_keys else {}
@@ -146,8 +169,21 @@ def _prepare(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPlan:
         tuple(stages[stage] for stage in view.forward_stages if is_used(stage)),
         tuple(stages[stage] for stage in (*remote, own) if is_used(stage)),
         view.forward_merges,
-        not remote and own.cast is None,
+        not remote and own.cast is None and view.queries is None,
+        _queries(plan, view, cast_of),
     )
+
+
+def _queries(
+    plan: AttnPlan, view: RankPlan, cast_of: dict[AnyCastPlan, AnyPreparedCast]
+) -> PreparedQueries | None:
+    stage = view.queries
+    if stage is None:
+        return None
+    cast = cast_of[stage.cast]
+    assert isinstance(cast, PreparedCast), "queries go straight to the rank of the keys"
+    table = SliceTable(stage.slices, cast.num_recv, plan.key_layout.num_local_tokens)
+    return PreparedQueries(table, cast, cast.num_recv > 0)
 
 
 def _kept(view: RankPlan, device: torch.device) -> dict[StagePlan, KeptBuffer]:

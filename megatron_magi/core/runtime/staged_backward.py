@@ -23,6 +23,7 @@ from megatron_magi.core.kernel.backend import AttnCall, GradCall, Gradients, Pai
 from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
 from megatron_magi.core.runtime.kept_keys import KeptKeys
 from megatron_magi.core.runtime.prepared import PreparedStage
+from megatron_magi.core.runtime.sent_queries import SentGradients, add_returned
 from megatron_magi.core.runtime.stage_work import Feed, Inputs, OutGrads, StageWork
 
 
@@ -53,8 +54,7 @@ def staged_backward(
             walk.send()
         if ahead:
             walk.run(own, k, v)
-    dk, dv = walk.key_grads.sums()
-    return torch.zeros_like(q) if walk.dq is None else walk.dq.to(q.dtype), dk, dv
+    return walk.sums()
 
 
 class _Backward:
@@ -63,7 +63,7 @@ class _Backward:
     def __init__(self, work: StageWork, qkv: Inputs, result: Pair, of_out: OutGrads) -> None:
         """Arguments as of ``staged_backward``."""
         (q, k, v), (out, self.lse), (self.dout, self.delta) = qkv, result, of_out
-        self.work, self.q = work, q
+        self.work, self.q, self.k, self.v = work, q, k, v
         alone = work.ready.is_alone
         # A single kernel call computes delta itself.
         self.out = out if alone and self.delta is None else None
@@ -74,6 +74,11 @@ class _Backward:
         self.key_grads = KeyGradients(work, k, v, dtype)
         self.unsent: PreparedStage | None = None
         """The stage whose gradients of keys and values are computed, but not on their way."""
+        self.queries: SentGradients | None = None
+        if work.ready.queries is not None:
+            assert self.delta is not None, "delta is known where a rank is not alone"
+            sent = q, self.dout, self.lse, self.delta
+            self.queries = SentGradients(work, work.ready.queries, sent)
 
     def run(self, stage: PreparedStage, keys: Tensor, values: Tensor) -> None:
         """Add a stage's part of dq, and compute the gradients of its keys and values. They leave
@@ -101,6 +106,16 @@ class _Backward:
         stage, self.unsent = self.unsent, None
         if stage is not None:
             self.key_grads.send(stage)
+
+    def sums(self) -> Gradients:
+        """All gradients, in the dtypes of q, k and v, when every stage has run."""
+        if self.queries is None:
+            dq = torch.zeros_like(self.q) if self.dq is None else self.dq.to(self.q.dtype)
+            return dq, *self.key_grads.sums()
+        assert self.dq is not None and self.key_grads.mine is not None
+        returning = self.queries.attend(self.k, self.v, self.key_grads.mine)
+        dk, dv = self.key_grads.sums()
+        return add_returned(self.dq, returning, self.q.dtype), dk, dv
 
 
 MOST_HEAD_BYTES = 12 << 20

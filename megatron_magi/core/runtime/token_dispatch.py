@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magi.checks import flag, integer, is_integer_like
+from megatron_magi.checks import flag, integer, is_integer_like, word
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, group_size, resolve_group
 from megatron_magi.core.cuda.tables import DeviceTable, upload_together
 from megatron_magi.core.kernel.autograd import (
@@ -26,10 +26,20 @@ from megatron_magi.core.runtime.prepared import kept_with
 from megatron_magi.core.tensor_checks import device as checked_device
 from megatron_magi.core.tensor_checks import fill, tensor
 
+Side = Literal["queries", "keys"]
+_Place = tuple[AttnPlan, TokenLayout]
+"""A plan, which ranks compare, and the layout of the tokens: its queries' or its keys'."""
+
 
 @one_graph_break
 def dispatch(
-    x: Tensor, plan: AttnPlan, cp_group: CpGroup, dim: int = 0, pad_value: float = 0
+    x: Tensor,
+    plan: AttnPlan,
+    cp_group: CpGroup,
+    dim: int = 0,
+    pad_value: float = 0,
+    *,
+    side: Side = "queries",
 ) -> Tensor:
     """This rank's tokens of a full sequence, in local order; differentiable.
 
@@ -38,9 +48,12 @@ def dispatch(
         plan: the plan of this sequence.
         cp_group: the context-parallel group, a 1-D or 2-D mesh, or None for one rank.
         pad_value: fills the rows after the end of the sequence.
+        side: the sequence of a cross-attention: "queries" or "keys". In self-attention both are
+            the same.
 
     Returns:
-        x with ``plan.layout.num_local_tokens`` tokens in ``dim``.
+        x with ``num_local_tokens`` tokens in ``dim``, those of ``plan.layout`` or
+        ``plan.key_layout``.
 
     Raises:
         ValueError: another number of tokens, or a group of another size than the plan's.
@@ -51,12 +64,13 @@ def dispatch(
     """
     refuse_transforms()
     check_group(plan, cp_group)
-    dim = check_tokens(x, dim, plan.layout.total_seqlen, "the full sequence")
+    layout = layout_of(plan, side)
+    dim = check_tokens(x, dim, layout.total_seqlen, "the full sequence")
     pad_value = fill(pad_value, x, "pad_value")
-    if plan.layout.total_seqlen == 0:
+    if layout.total_seqlen == 0:
         raise ValueError("dispatch needs at least one token, got an empty sequence; skip the batch")
     begin_comparing(plan, cp_group)
-    out: Tensor = _Dispatch.apply(x, plan, cp_group, dim, pad_value)
+    out: Tensor = _Dispatch.apply(x, (plan, layout), cp_group, dim, pad_value)
     return out
 
 
@@ -68,6 +82,7 @@ def undispatch(
     dim: int = 0,
     *,
     is_partial_grad: bool = False,
+    side: Side = "queries",
 ) -> Tensor:
     """The full sequence on every rank, gathered from the ranks' local tokens; differentiable.
 
@@ -75,6 +90,7 @@ def undispatch(
         x_local: ``num_local_tokens`` tokens in ``dim``.
         is_partial_grad: True if the gradient of the result differs from rank to rank and must be
             summed; False if every rank computes the same gradient, so that each takes its own part.
+        side: as in ``dispatch``.
 
     Returns:
         x with ``total_seqlen`` tokens in ``dim``, without padding.
@@ -83,14 +99,19 @@ def undispatch(
     """
     refuse_transforms()
     check_group(plan, cp_group)
-    dim = check_tokens(x_local, dim, plan.layout.num_local_tokens, "this rank's tokens")
+    layout = layout_of(plan, side)
+    dim = check_tokens(x_local, dim, layout.num_local_tokens, "this rank's tokens")
     is_partial_grad = flag(is_partial_grad, "is_partial_grad")
-    out: Tensor = _Undispatch.apply(x_local, plan, cp_group, dim, is_partial_grad)
+    out: Tensor = _Undispatch.apply(x_local, (plan, layout), cp_group, dim, is_partial_grad)
     return out
 
 
 def position_ids(
-    plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str = "cpu"
+    plan: AttnPlan,
+    cp_group: CpGroup | int,
+    device: torch.device | str = "cpu",
+    *,
+    side: Side = "queries",
 ) -> Tensor:
     """int64 [num_local_tokens]: the global position of each local token.
 
@@ -98,6 +119,7 @@ def position_ids(
 
     Args:
         cp_group: the group, or a rank's number.
+        side: as in ``dispatch``.
     """
     check_plan(plan)
     if isinstance(cp_group, int) or is_integer_like(cp_group):
@@ -106,32 +128,32 @@ def position_ids(
         check_group(plan, cp_group)
         rank = group_rank(cp_group)
     # A copy, so that the caller may change it, or save it for backward after inference.
-    return _local_index(plan.layout, rank, checked_device(device))[0].clone()
+    return _local_index(layout_of(plan, side), rank, checked_device(device))[0].clone()
 
 
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, plan: AttnPlan, cp_group: CpGroup, dim: int, pad_value: float
+        ctx: Any, x: Tensor, at: _Place, cp_group: CpGroup, dim: int, pad_value: float
     ) -> Tensor:
-        ctx.plan, ctx.cp_group, ctx.dim = plan, cp_group, dim
-        return _select(x, plan.layout, group_rank(cp_group), dim, pad_value)
+        (ctx.plan, ctx.layout), ctx.cp_group, ctx.dim = at, cp_group, dim
+        return _select(x, ctx.layout, group_rank(cp_group), dim, pad_value)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         compare_rows("backward of dispatch", grad, ctx.plan, ctx.cp_group, ctx.dim)
-        return _gather(grad, ctx.plan.layout, ctx.cp_group, ctx.dim), None, None, None, None
+        return _gather(grad, ctx.layout, ctx.cp_group, ctx.dim), None, None, None, None
 
 
 class _Undispatch(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_local: Tensor, plan: AttnPlan, cp_group: CpGroup, dim: int, partial: bool
+        ctx: Any, x_local: Tensor, at: _Place, cp_group: CpGroup, dim: int, partial: bool
     ) -> Tensor:
-        ctx.plan, ctx.cp_group, ctx.dim, ctx.partial = plan, cp_group, dim, partial
-        compare_rows("undispatch", x_local, plan, cp_group, dim, int(partial))
-        return _gather(x_local, plan.layout, cp_group, dim)
+        (ctx.plan, ctx.layout), ctx.cp_group, ctx.dim, ctx.partial = at, cp_group, dim, partial
+        compare_rows("undispatch", x_local, ctx.plan, cp_group, dim, int(partial))
+        return _gather(x_local, ctx.layout, cp_group, dim)
 
     @staticmethod
     @differentiable_once
@@ -142,7 +164,7 @@ class _Undispatch(torch.autograd.Function):
             # A copy, because other branches of the graph may use the gradient too.
             grad = grad.clone(memory_format=torch.contiguous_format)
             dist.all_reduce(grad, group=group)
-        local = _select(grad, ctx.plan.layout, group_rank(ctx.cp_group), ctx.dim, 0)
+        local = _select(grad, ctx.layout, group_rank(ctx.cp_group), ctx.dim, 0)
         return local, None, None, None, None
 
 
@@ -227,6 +249,11 @@ def _inverse(layout: TokenLayout, device: torch.device) -> Tensor:
         return upload_together([layout.permutation().argsort()[: layout.total_seqlen]], device)
 
     return kept_with(layout, ("inverse", device), make)[0].here()
+
+
+def layout_of(plan: AttnPlan, side: Side) -> TokenLayout:
+    """The layout of a plan's queries or keys."""
+    return plan.key_layout if word(side, "side", get_args(Side)) == "keys" else plan.layout
 
 
 def check_group(plan: AttnPlan, cp_group: CpGroup) -> None:

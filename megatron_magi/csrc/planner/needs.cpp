@@ -16,12 +16,13 @@ std::vector<Range> rank_needs(const RangeLists& chunk_keys, const Layout& layout
   return one.ranges;
 }
 
-std::vector<Transfer> rank_transfers(const RangeLists& chunk_keys, const Layout& layout,
+std::vector<Transfer> rank_transfers(const RangeLists& chunk_keys, const Homes& homes,
                                      int32_t rank) {
+  const Layout& layout = homes.keys;
   // 1. Go through the needed rows chunk by chunk, and join neighbours of one owner.
   std::vector<Transfer> found;
   std::vector<int64_t> count(layout.cp_size + 1);
-  for (const Range& need : rank_needs(chunk_keys, layout, rank)) {
+  for (const Range& need : rank_needs(chunk_keys, homes.queries, rank)) {
     bool joinable = false;
     for (int64_t c = need.start / layout.chunk_size; layout.chunk(c).start < need.end; ++c) {
       const int32_t src = layout.chunk_ranks[c];

@@ -36,14 +36,15 @@ void add_rows_that_look_outside(const Slice& part, std::span<const Placed> runs,
 
 }  // namespace
 
-std::vector<Range> remote_rows(std::span<const Slice> slices, const Layout& layout, int32_t rank) {
-  const std::vector<Placed> runs = local_runs(layout, rank);
+std::vector<Range> remote_rows(std::span<const Slice> slices, const Homes& homes, int32_t rank) {
+  const std::vector<Placed> runs = local_runs(homes.queries, rank);
+  const std::vector<Placed> keys = local_runs(homes.keys, rank);
   RangeLists found{{0, 0}, {}};
   for (const Slice& slice : slices) {
     for (auto q = first_behind(runs, slice.q_start, end_of_run);
          q != runs.end() && q->rows.start < slice.q_end; ++q) {
       const Slice part = cut(slice, q->rows, {slice.k_start, slice.k_end});
-      if (!part.empty()) add_rows_that_look_outside(part, runs, found.ranges);
+      if (!part.empty()) add_rows_that_look_outside(part, keys, found.ranges);
     }
   }
   found.begin[1] = static_cast<int64_t>(found.ranges.size());

@@ -6,11 +6,12 @@
 #include <vector>
 
 #include "planner/layout.h"
+#include "planner/needs.h"
 
 namespace magi {
 
 // The rank's rows that see a key of another rank: ascending global ranges, not touching.
-std::vector<Range> remote_rows(std::span<const Slice> slices, const Layout& layout, int32_t rank);
+std::vector<Range> remote_rows(std::span<const Slice> slices, const Homes& homes, int32_t rank);
 
 // The rank's other rows, padding included: ascending global ranges.
 std::vector<Range> other_rows(std::span<const Range> rows, const Layout& layout, int32_t rank);

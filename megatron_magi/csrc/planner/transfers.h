@@ -15,9 +15,10 @@ namespace magi {
 
 struct TransferProblem {
   std::span<const Slice> slices;  // canonical
-  Layout layout;
+  Homes homes;
   int64_t tile_q = 0;
   int64_t tile_k = 0;
+  std::vector<bool> by_queries;    // [query rank * cp_size + key rank]: no keys go there; or empty
   std::optional<int64_t> degree;   // remote stages; nullopt: choose
   std::optional<Forward> forward;  // nullopt: choose
   StageCosts costs;                // for choosing
@@ -39,8 +40,12 @@ std::vector<int64_t> rows_on_link(std::span<const Transfer> transfers, int64_t c
 
 // What every rank has to do, for the model of times in stages.h: [cp_size]. `loads` are tiles,
 // `rows` are those of rows_on_link, both by rank.
-std::vector<RankWork> rank_work(std::span<const Slice> slices, const Layout& layout,
+std::vector<RankWork> rank_work(std::span<const Slice> slices, const Homes& homes,
                                 std::span<const int64_t> loads, std::span<const int64_t> rows);
+
+// Visible cells by the rank of the query and the rank of the key: [cp_size * cp_size], a query's
+// rank by rows.
+std::vector<int64_t> pair_areas(std::span<const Slice> slices, const Homes& homes);
 
 // Transfers of a shift: the rank that owns position p < total_seqlen receives row
 // (p + shift) mod total_seqlen. Ordered by (dst, src, row), stage 0.

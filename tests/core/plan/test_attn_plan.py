@@ -344,7 +344,6 @@ def test_padding_keeps_the_token_multiple(total, multiple):
 
 
 BAD = [
-    (dict(mask=AttnMask(np.zeros((0, 6), np.int32), 8, 9)), "self-attention"),
     (dict(cp_size=0), "cp_size must be between 1 and 8192, got 0"),
     (dict(token_multiple=0), "token_multiple must be >= 1, got 0"),
     (dict(config=magi_config(chunk_size=64)), "leave every one of 4 ranks a chunk .* got 64"),

@@ -51,7 +51,7 @@ def test_every_input_is_part_of_the_key(change: dict) -> None:
 
 def test_the_least_recently_used_plan_goes() -> None:
     def get(tokens: int) -> AttnPlan:
-        return cached_plan(masks.causal(tokens), 1, SHAPE, MagiConfig(), None, 1)
+        return cached_plan(masks.causal(tokens), 1, SHAPE, MagiConfig(), None, None, 1)
 
     first, second = get(8), get(9)
     for tokens in range(10, 10 + CAPACITY - 2):

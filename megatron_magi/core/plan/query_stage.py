@@ -1,0 +1,115 @@
+"""Queries that are sent to the ranks that have their keys: between which ranks, and what they do.
+
+A block of nq queries and nk keys on two ranks can be computed on either. The rank of the queries
+needs the keys, and returns their gradients; the rank of the keys needs the queries, and returns
+their outputs, which are merged at home. ``HeadShape`` has the bytes of both rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from megatron_magi.config import MagiConfig
+from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.native import solver
+from megatron_magi.core.plan.group_cast_plan import cast_of
+from megatron_magi.core.plan.head_shape import HeadShape
+from megatron_magi.core.plan.peer_rows import rows_between
+from megatron_magi.core.plan.rank_plan import QueryStage, RankPlan
+from megatron_magi.core.plan.token_layout import Homes, Int32Array, Int64Array
+
+MOST_LOAD = 1.05
+"""The highest load over the mean that sending queries may lead to, unless it was higher before."""
+
+Pairs = npt.NDArray[np.bool_]
+"""bool [cp_size, cp_size]: by the rank of the queries and the rank of the keys."""
+
+
+def with_queries(
+    view: RankPlan, mask: AttnMask, homes: Homes, query_transfers: Int32Array
+) -> RankPlan:
+    """The rank's view with the queries that it sends and receives, if any rank sends some."""
+    if len(query_transfers) == 0:
+        return view
+    cast = cast_of(homes.queries, query_transfers, view.rank)
+    slices = solver.buffer_slices(mask.slices, cast.recv_ranges, homes.keys.local_ranges(view.rank))
+    slices.setflags(write=False)
+    return replace(view, queries=QueryStage(slices, cast))
+
+
+def transfers_of_queries(mask: AttnMask, homes: Homes, pairs: Pairs | None = None) -> Int32Array:
+    """int32 [M, 5]: the queries that every rank of keys needs, each once; stage 0.
+
+    Args:
+        pairs: those between which queries are sent; None: all.
+    """
+    q_start, q_end, k_start, k_end, d_lo, d_hi = mask.slices.T.astype(np.int64)
+    mirrored = np.stack([k_start, k_end, q_start, q_end, -d_hi, -d_lo], 1).astype(np.int32)
+    _, _, transfers, _ = homes.keys.native.solve_transfers(
+        solver.canonical_slices(mirrored), tile_q=1, tile_k=1, degree=0, forward=0,
+        costs=_NO_COSTS, keys=homes.queries.native,
+    )  # fmt: skip
+    if pairs is None:
+        return transfers
+    return np.ascontiguousarray(transfers[pairs[transfers[:, 2], transfers[:, 1]]])
+
+
+_NO_COSTS = solver.StageCosts(
+    row_ps=0, grad_row_ps=0, tile_ps=0, exchange_ps=0, call_ps=0, pass_ps=0
+)
+
+
+def choose_pairs(
+    mask: AttnMask,
+    homes: Homes,
+    key_transfers: Int32Array,
+    head_shape: HeadShape,
+    config: MagiConfig,
+) -> Pairs:
+    """The pairs of ranks between which queries are sent because that takes fewer bytes.
+
+    Pairs whose computation would overload the rank of the keys are taken back, those that save the
+    fewest bytes for a cell first; if that does not suffice, there are none.
+
+    Args:
+        key_transfers: those of keys alone.
+    """
+    size = homes.queries.cp_size
+    keys = rows_between(key_transfers, size).T
+    queries = rows_between(transfers_of_queries(mask, homes), size)
+    saved = keys * _key_row_bytes(head_shape, config) - queries * head_shape.query_row_bytes
+    areas = homes.queries.native.pair_areas(mask.slices, homes.keys.native)
+    pairs: Pairs = (saved > 0) & ~np.eye(size, dtype=bool)
+    most = max(int(areas.sum(1).max()), int(areas.sum() / size * MOST_LOAD))
+    while pairs.any():
+        loads = moved_loads(areas, pairs)
+        fullest = int(loads.argmax())
+        if loads[fullest] <= most:
+            break
+        arriving = np.flatnonzero(pairs[:, fullest])
+        if len(arriving) == 0:
+            return np.zeros_like(pairs)
+        value = saved[arriving, fullest] / areas[arriving, fullest]
+        pairs[arriving[value.argmin()], fullest] = False
+    return pairs
+
+
+def moved_loads(areas: Int64Array, pairs: Pairs) -> Int64Array:
+    """[cp_size]: each rank's cells, where those of ``pairs`` are computed with the keys.
+
+    Args:
+        areas: int64 [cp_size, cp_size], cells by the ranks of queries and keys.
+    """
+    moved = np.where(pairs, areas, 0)
+    loads: Int64Array = areas.sum(1) - moved.sum(1) + moved.sum(0)
+    return loads
+
+
+def _key_row_bytes(head_shape: HeadShape, config: MagiConfig) -> int:
+    """Bytes of a key that is read on another rank, forward and backward."""
+    times = 1 if config.keep_received_keys else 2
+    grad = 4 if config.dkv_reduce_in_fp32 else head_shape.bytes_per_element
+    return times * head_shape.kv_row_bytes + head_shape.kv_row_elements * grad
