@@ -201,8 +201,10 @@ def check_plan(value: object) -> None:
 
 
 def _check_fields(plan: AttnPlan) -> None:
-    check_inputs(plan.mask, plan.head_shape, plan.config, plan.layout, plan.cross_layout)
+    check_inputs(plan.mask, plan.head_shape, plan.config, plan.layout)
     check_layout(plan.layout)
+    if plan.cross_layout is not None:
+        check_layout(plan.cross_layout, "cross_layout")
     integer(plan.overlap_degree, "overlap_degree", 0)
     word(plan.forward_mode, "forward_mode", FORWARD_MODES)
     integer(plan.digest, "digest", 0, 2**64 - 1)
