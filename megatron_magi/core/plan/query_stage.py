@@ -71,8 +71,8 @@ def choose_pairs(
 ) -> Pairs:
     """The pairs of ranks between which queries are sent because that takes fewer bytes.
 
-    Pairs whose computation would overload the rank of the keys are taken back, those that save the
-    fewest bytes for a cell first; if that does not suffice, there are none.
+    Pairs are taken back as long as that lowers the highest load; if it is still above MOST_LOAD and
+    higher than without sent queries, there are none.
 
     Args:
         key_transfers: those of keys alone.
@@ -84,17 +84,35 @@ def choose_pairs(
     areas = homes.queries.native.pair_areas(mask.slices, homes.keys.native)
     pairs: Pairs = (saved > 0) & ~np.eye(size, dtype=bool)
     most = max(int(areas.sum(1).max()), int(areas.sum() / size * MOST_LOAD))
+    loads = moved_loads(areas, pairs)
     while pairs.any():
-        loads = moved_loads(areas, pairs)
-        fullest = int(loads.argmax())
-        if loads[fullest] <= most:
+        taken = _least_missed(loads, areas, pairs, saved)
+        if taken is None:
             break
-        arriving = np.flatnonzero(pairs[:, fullest])
-        if len(arriving) == 0:
-            return np.zeros_like(pairs)
-        value = saved[arriving, fullest] / areas[arriving, fullest]
-        pairs[arriving[value.argmin()], fullest] = False
-    return pairs
+        query_rank, key_rank = taken
+        back = loads.copy()
+        back[query_rank] += areas[taken]
+        back[key_rank] -= areas[taken]
+        if back.max() >= loads.max() and loads.max() <= most:
+            break
+        pairs[taken], loads = False, back
+    return pairs if loads.max() <= most else np.zeros_like(pairs)
+
+
+def _least_missed(
+    loads: Int64Array, areas: Int64Array, pairs: Pairs, saved: Int64Array
+) -> tuple[int, int] | None:
+    """The pair to take back from the fullest rank: the one that leaves its two ranks with the least
+    load, and of equals the one that saves the fewest bytes for a cell. None: nothing arrives there.
+    """
+    fullest = int(loads.argmax())
+    arriving = np.flatnonzero(pairs[:, fullest])
+    if len(arriving) == 0:
+        return None
+    cells = areas[arriving, fullest]
+    fuller = np.maximum(loads[arriving] + cells, loads[fullest] - cells)
+    order = np.lexsort((saved[arriving, fullest] / cells, fuller))
+    return int(arriving[order[0]]), fullest
 
 
 def moved_loads(areas: Int64Array, pairs: Pairs) -> Int64Array:
