@@ -120,6 +120,10 @@ class Launch:
         """Returns True if Megatron's arguments promise cu_seqlens in every sample."""
         return any(getattr(self.args, name, False) for name in BY_CU_SEQLENS)
 
+    def lacks_documents(self, sample: Any) -> bool:
+        """Returns True for a sample without the cu_seqlens that Megatron's arguments promise."""
+        return isinstance(sample, dict) and sample.get("cu_seqlens") is None
+
     def has_documents(self) -> bool:
         """Returns True if Megatron's arguments divide sequences into documents."""
         return self.expects_cu_seqlens() or bool(getattr(self.args, "reset_attention_mask", False))
