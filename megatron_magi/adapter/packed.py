@@ -9,7 +9,6 @@ documents.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -29,7 +28,7 @@ from megatron_magi.core.cuda.tables import upload
 from megatron_magi.core.mask import AttnMask, PrefixTree, builders
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout, num_local_tokens
-from megatron_magi.core.runtime.plan_cache import plan_for
+from megatron_magi.core.runtime.plan_cache import layer_plans_for
 from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.token_dispatch import position_ids
 from megatron_magi.core.tensor_checks import device as checked_device
@@ -160,28 +159,26 @@ def document_plans(
     """
     windows = window_layers(model_config)
     _check_mask(mask, int(bounds[-1]), any(windows))
-    planned = functools.partial(
-        plan_for,
-        cp_size=cp,
-        head_shape=head_shape(model_config),
-        config=config,
-        token_multiple=_token_multiple(model_config),
-    )
-    plan = window_plan = None
     is_causal = mask == "causal"
+    masks: dict[bool, AttnMask] = {}
+    if not isinstance(mask, AttnMask):
+        mask = builders.from_cu_seqlens(bounds, causal=is_causal)
     if not all(windows):
-        if not isinstance(mask, AttnMask):
-            mask = builders.from_cu_seqlens(bounds, causal=is_causal)
-        plan = planned(mask)
+        masks[False] = mask
     if any(windows):
-        window_mask = builders.from_cu_seqlens(
+        masks[True] = builders.from_cu_seqlens(
             bounds, causal=is_causal, window_size=tuple(model_config.window_size)
         )
-        window_plan = planned(window_mask, layout=None if plan is None else plan.layout)
-    for each in (plan, window_plan):
-        if each is not None:
-            _check_routed_rows(each.layout, model_config)
-    return plan, window_plan
+    plans = layer_plans_for(
+        tuple((each, windows.count(has_window)) for has_window, each in masks.items()),
+        cp,
+        head_shape(model_config),
+        config,
+        token_multiple=_token_multiple(model_config),
+    )
+    _check_routed_rows(plans[0].layout, model_config)
+    by_kind = dict(zip(masks, plans, strict=True))
+    return by_kind.get(False), by_kind.get(True)
 
 
 def from_packed_seq_params(

@@ -13,7 +13,7 @@ from megatron_magi import MagiConfig
 from megatron_magi.adapter import document_pool, packed
 from megatron_magi.adapter.document_pool import Pooling, pool_documents
 from megatron_magi.adapter.packed import MagiPackedSeqParams
-from megatron_magi.core.runtime.plan_cache import plan_for
+from megatron_magi.core.runtime.plan_cache import layer_plans_for
 from megatron_magi.core.runtime.token_dispatch import position_ids
 
 BOUNDS = [0, 5, 5, 6, 17, 30]
@@ -24,7 +24,11 @@ CONFIG = TransformerConfig(num_layers=1, hidden_size=16, num_attention_heads=2)
 def packed_for(rank: int = 0, cp_size: int = 1) -> MagiPackedSeqParams:
     """The rows of one rank of a group, without its processes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "plan_for", lambda *a, **b: plan_for(*a, **{**b, "cp_size": cp_size}))
+        patch.setattr(
+            packed,
+            "layer_plans_for",
+            lambda layers, _, *a, **b: layer_plans_for(layers, cp_size, *a, **b),
+        )
         patch.setattr(packed, "position_ids", lambda plan, _: position_ids(plan, rank))
         patch.setattr(packed, "prepare", lambda *_: None)
         chunks = MagiConfig(chunk_size=4)

@@ -21,7 +21,7 @@ from megatron_magi.adapter.packed import (
     pipeline_seq_length,
 )
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
-from megatron_magi.core.runtime.plan_cache import cached_plan, plan_for
+from megatron_magi.core.runtime.plan_cache import cached_plan, layer_plans_for, plan_for
 from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.token_dispatch import position_ids
 
@@ -207,7 +207,9 @@ def test_from_stock_thd() -> None:
 def first_of_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan as rank 0 of two, without a second process."""
     place = "megatron_magi.adapter.packed"
-    monkeypatch.setattr(f"{place}.plan_for", lambda *a, **b: plan_for(*a, **{**b, "cp_size": 2}))
+    monkeypatch.setattr(
+        f"{place}.layer_plans_for", lambda layers, _, *a, **b: layer_plans_for(layers, 2, *a, **b)
+    )
     monkeypatch.setattr(f"{place}.position_ids", lambda plan, _: position_ids(plan, 0))
 
 
