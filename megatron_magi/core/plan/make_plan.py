@@ -46,20 +46,36 @@ def make_attn_plan(
     """
     cp_size = integer(cp_size, "cp_size")
     token_multiple = integer(token_multiple, "token_multiple")
+    check_problem(mask, cp_size, head_shape, config, layout, token_multiple)
+    if layout is not None:
+        return _plan_on(layout, mask, head_shape, config)
+    layouts = [
+        choose_token_layout(mask, cp_size, replace(config, max_imbalance=cap), token_multiple)
+        for cap in load_caps(config, cp_size)
+    ]
+    plans = [_plan_on(each, mask, head_shape, config) for each in layouts]
+    return plans[0] if len(plans) == 1 else min(plans, key=predicted_us)
+
+
+def load_caps(config: MagiConfig, cp_size: int) -> tuple[float, ...]:
+    """Highest loads over the mean that a layout is chosen for, of which the best plan is taken."""
+    caps = LOAD_CAPS if config.max_imbalance is None else (config.max_imbalance,)
+    # Inside a node rows are cheap, and an unequal load never pays.
+    return caps if ranks_per_node(config, cp_size) else caps[:1]
+
+
+def check_problem(
+    mask: AttnMask,
+    cp_size: int,
+    head_shape: HeadShape,
+    config: MagiConfig,
+    layout: TokenLayout | None,
+    token_multiple: int,
+) -> None:
+    """Refuse what cannot be planned, or takes too long; the errors are those of make_attn_plan."""
     check_inputs(mask, head_shape, config, layout)
     _check(mask, cp_size, layout, token_multiple)
     check_size(mask, cp_size, config, layout, token_multiple)
-    if layout is not None:
-        return _plan_on(layout, mask, head_shape, config)
-    caps = LOAD_CAPS if config.max_imbalance is None else (config.max_imbalance,)
-    if not ranks_per_node(config, cp_size):
-        caps = caps[:1]  # inside a node rows are cheap, and an unequal load never pays
-    layouts = [
-        choose_token_layout(mask, cp_size, replace(config, max_imbalance=cap), token_multiple)
-        for cap in caps
-    ]
-    plans = [_plan_on(each, mask, head_shape, config) for each in layouts]
-    return plans[0] if len(plans) == 1 else min(plans, key=_predicted_us)
 
 
 def _plan_on(
@@ -81,7 +97,8 @@ def _plan_on(
     )  # fmt: skip
 
 
-def _predicted_us(plan: AttnPlan) -> float:
+def predicted_us(plan: AttnPlan) -> float:
+    """Forward and backward of one layer on the slowest rank, by the cost table."""
     times = predict_times(plan)
     return times.forward_us + times.backward_us
 
