@@ -24,7 +24,7 @@ def cut_slices(
 ) -> _Int32Array: ...
 def find_overlap(slices: _Int32Array) -> tuple[int, int] | None: ...
 def solve_dispatch(
-    slices: _Int32Array,
+    masks: Sequence[tuple[_Int32Array, int]],
     num_local_tokens: int,
     cp_size: int,
     chunk_size: int,

@@ -7,6 +7,7 @@ from megatron_magi.viz.mask_drawing import draw_mask, render_dense
 # Made on the host, with numpy, of which torch.compile would make tensors.
 block_causal = one_graph_break(builders.block_causal)
 causal = one_graph_break(builders.causal)
+chunked = one_graph_break(builders.chunked)
 cu_seqlens_from_eod = one_graph_break(builders.cu_seqlens_from_eod)
 from_block_mask = one_graph_break(block_mask.from_block_mask)
 from_cu_seqlens = one_graph_break(builders.from_cu_seqlens)
@@ -19,10 +20,12 @@ prefix_lm = one_graph_break(builders.prefix_lm)
 prefix_tree = one_graph_break(builders.prefix_tree)
 shared_question = one_graph_break(builders.shared_question)
 sliding_window = one_graph_break(builders.sliding_window)
+within_window = one_graph_break(builders.within_window)
 
 __all__ = [
     "block_causal",
     "causal",
+    "chunked",
     "cu_seqlens_from_eod",
     "draw_mask",
     "from_block_mask",
@@ -37,4 +40,5 @@ __all__ = [
     "render_dense",
     "shared_question",
     "sliding_window",
+    "within_window",
 ]

@@ -10,6 +10,7 @@ import functools
 import inspect
 from typing import Any
 
+from megatron.core.packed_seq_params import PackedSeqParams
 from torch import Tensor
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams
@@ -41,9 +42,35 @@ def carry_plan(rows: Tensor, packed: MagiPackedSeqParams) -> Tensor:
     return rows
 
 
-def carried_plan(rows: Tensor | None) -> MagiPackedSeqParams | None:
-    """What `rows` were dispatched by; None for rows that were not dispatched."""
+def keep_plan(stock: PackedSeqParams, packed: MagiPackedSeqParams) -> None:
+    """Keep with stock parameters the plan by which a model selects its rows itself."""
+    setattr(stock, _ATTRIBUTE, packed)
+
+
+def carried_plan(rows: Tensor | PackedSeqParams | None) -> MagiPackedSeqParams | None:
+    """What `rows` were dispatched by, or what stock parameters keep; None for any other."""
     return getattr(rows, _ATTRIBUTE, None)
+
+
+def carry_selected(inputs: dict[str, Any], packed: MagiPackedSeqParams) -> None:
+    """Mark the rows of a forward that the model selected by the plan's rows itself.
+
+    Raises:
+        ValueError: another number of tokens or labels than the plan gives to a rank.
+    """
+    expected = packed.token_plan.layout.num_local_tokens
+    for name in ("input_ids", "labels"):
+        rows = inputs.get(name)
+        if rows is not None and rows.shape[-1] != expected:
+            raise ValueError(
+                f"{name} must be the {expected} rows that the plan gives to each rank, got shape "
+                f"{tuple(rows.shape)}; select rows by the plan's, and pad documents so that the "
+                f"plan pads nothing"
+            )
+    for _, names in _INPUTS:
+        for name in names:
+            if inputs.get(name) is not None:
+                carry_plan(inputs[name], packed)
 
 
 def check_rows(chunk: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

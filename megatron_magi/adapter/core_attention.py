@@ -75,7 +75,8 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         """Attend over the keys that the plan's mask shows.
 
         Args:
-            query: [rows, batch, heads of this TP rank, head_dim]; batch 1 if packed.
+            query: [rows, batch, heads of this TP rank, head_dim]; batch 1 if packed. Packed rows
+                may come without the batch dimension, as Bridge's Qwen3-VL has them.
             key: [rows, batch, kv heads of this TP rank, head_dim].
             value: likewise; its head_dim may differ (multi-latent attention).
             attention_mask: must be None, because the plan has the mask.
@@ -90,6 +91,8 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
             RuntimeError: packed rows in a model that was not attached.
         """
         _refuse_masks(attention_mask, attention_bias)
+        if query.dim() == 3 and isinstance(packed_seq_params, MagiPackedSeqParams):
+            query, key, value = (x.unsqueeze(1) for x in (query, key, value))
         rows, batch, heads = _shape(query)
         packed = self._packed(packed_seq_params, rows, batch, query)
         plan = packed.plan_of_layer(self.config, self.layer_number)

@@ -9,7 +9,6 @@ documents.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -27,9 +26,10 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import group_rank, resolve_group
 from megatron_magi.core.cuda.tables import upload
 from megatron_magi.core.mask import AttnMask, PrefixTree, builders
+from megatron_magi.core.mask.mask import MaskOfLayers
 from megatron_magi.core.native import solver
 from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout, num_local_tokens
-from megatron_magi.core.runtime.plan_cache import plan_for
+from megatron_magi.core.runtime.plan_cache import layer_plans_for
 from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.token_dispatch import position_ids
 from megatron_magi.core.tensor_checks import device as checked_device
@@ -93,7 +93,7 @@ def make_packed_seq_params(
     cp_group: Any,
     *,
     magi_config: MagiConfig | None = None,
-    mask: AttnMask | PrefixTree | MaskKind = "causal",
+    mask: MaskOfLayers | PrefixTree | MaskKind = "causal",
     device: torch.device | str | None = None,
 ) -> MagiPackedSeqParams:
     """Plan one microbatch; every pipeline stage and CP rank calls it with the same arguments.
@@ -106,19 +106,21 @@ def make_packed_seq_params(
         model_config: Heads, head dim, TP size, sequence parallelism and window_size are read.
         cp_group: Context-parallel ProcessGroup, or 1-D or 2-D DeviceMesh; None means size 1.
         magi_config: Planner and kernel knobs; default `MagiConfig()`.
-        mask: What a token sees in its document, "causal" or "full"; `model_config.window_size`
-            narrows it in the layers that Megatron calls window layers (window_attn_skip_freq). Or
-            any AttnMask over the stream; a model with window layers is then refused. Or a
-            PrefixTree, with cu_seqlens [0, its rows]: RoPE positions continue along each branch.
+        mask: What a token sees in its document, "causal" or "full", or any AttnMask over the
+            stream. `model_config.window_size`, in tokens of the stream, narrows it in the layers
+            that Megatron calls window layers (window_attn_skip_freq). Two masks, (layers without a
+            window, window layers), let both kinds differ in more than the window, e.g.
+            `masks.chunked`. Or a PrefixTree, with cu_seqlens [0, its rows]: RoPE positions continue
+            along each branch.
         device: Of `rope_positions`; default: CUDA if available, else CPU.
 
     Raises:
-        TypeError: a mask that is neither an AttnMask nor a word, cu_seqlens that are not integers,
-            no model config, or another cp_group.
+        TypeError: a mask that is neither a word nor an AttnMask or two, cu_seqlens that are not
+            integers, no model config, or another cp_group.
         ValueError: cu_seqlens that do not increase from 0, a mask of another length, another word,
-            or no such device.
-        NotImplementedError: a mask together with sliding-window layers; a model with experts, and a
-            stream that the plan pads; a tree, and multi-token prediction.
+            two masks for a model without window layers, or no such device.
+        NotImplementedError: a model with experts, and a stream that the plan pads; a tree, and
+            multi-token prediction or window layers.
     """
     bounds = _host_bounds(cu_seqlens)
     _check_model_config(model_config)
@@ -142,7 +144,7 @@ def document_plans(
     model_config: TransformerConfig,
     cp: Any,
     config: MagiConfig,
-    mask: AttnMask | MaskKind = "causal",
+    mask: MaskOfLayers | MaskKind = "causal",
 ) -> tuple[AttnPlan | None, AttnPlan | None]:
     """Plan the full layers and the window layers of one microbatch, on one token layout.
 
@@ -160,28 +162,24 @@ def document_plans(
     """
     windows = window_layers(model_config)
     _check_mask(mask, int(bounds[-1]), any(windows))
-    planned = functools.partial(
-        plan_for,
-        cp_size=cp,
-        head_shape=head_shape(model_config),
-        config=config,
+    if isinstance(mask, str):
+        mask = builders.from_cu_seqlens(bounds, causal=mask == "causal")
+    whole, local = mask if isinstance(mask, tuple) else (mask, mask)
+    masks: dict[bool, AttnMask] = {}
+    if not all(windows):
+        masks[False] = whole
+    if any(windows):
+        masks[True] = builders.within_window(local, tuple(model_config.window_size))
+    plans = layer_plans_for(
+        tuple((each, windows.count(has_window)) for has_window, each in masks.items()),
+        cp,
+        head_shape(model_config),
+        config,
         token_multiple=_token_multiple(model_config),
     )
-    plan = window_plan = None
-    is_causal = mask == "causal"
-    if not all(windows):
-        if not isinstance(mask, AttnMask):
-            mask = builders.from_cu_seqlens(bounds, causal=is_causal)
-        plan = planned(mask)
-    if any(windows):
-        window_mask = builders.from_cu_seqlens(
-            bounds, causal=is_causal, window_size=tuple(model_config.window_size)
-        )
-        window_plan = planned(window_mask, layout=None if plan is None else plan.layout)
-    for each in (plan, window_plan):
-        if each is not None:
-            _check_routed_rows(each.layout, model_config)
-    return plan, window_plan
+    _check_routed_rows(plans[0].layout, model_config)
+    by_kind = dict(zip(masks, plans, strict=True))
+    return by_kind.get(False), by_kind.get(True)
 
 
 def from_packed_seq_params(
@@ -319,6 +317,11 @@ def _check_tree(
             f"a tree must fill the stream, got cu_seqlens {bounds[:8].tolist()} for a tree of "
             f"{tree.total_seqlen} rows; pass [0, tree.total_seqlen]"
         )
+    if any(window_layers(model_config)):
+        raise NotImplementedError(
+            f"a tree requires a model without window layers, whose window would count the rows of "
+            f"other branches, got window_size={model_config.window_size}; set it to None"
+        )
     if getattr(model_config, "mtp_num_layers", None):
         raise NotImplementedError(
             f"a tree requires a model without multi-token prediction, whose tokens would have "
@@ -426,19 +429,23 @@ def _with_padding(
     return np.unique(np.concatenate([padded, ends]))
 
 
-def _check_mask(mask: AttnMask | MaskKind, total: int, has_windows: bool) -> None:
-    instance(mask, (AttnMask, str), "mask", "pass a mask, 'causal' or 'full'")
+def _check_mask(mask: MaskOfLayers | MaskKind, total: int, has_windows: bool) -> None:
+    if not isinstance(mask, tuple):
+        instance(mask, (AttnMask, str), "mask", "pass a mask, 'causal' or 'full'")
     if isinstance(mask, str):
         word(mask, "mask", get_args(MaskKind))
         return
-    if mask.total_seqlen_q != total or mask.total_seqlen_k != total:
+    if isinstance(mask, tuple) and (len(mask) != 2 or not has_windows):
         raise ValueError(
-            f"mask and cu_seqlens must be about one stream, got a mask of "
-            f"{mask.total_seqlen_q} x {mask.total_seqlen_k} and {total} tokens; "
-            f"build the mask for {total} tokens"
+            f"several masks must be two, (layers without a window, window layers), for a model "
+            f"with window_size, got {len(mask)} masks and {'a' if has_windows else 'no'} "
+            f"window_size; pass one mask for all layers, or set window_size"
         )
-    if has_windows:
-        raise NotImplementedError(
-            "a mask of your own requires a model without sliding-window layers, got window_size in "
-            "the model config; put the window into the mask and leave window_size out"
-        )
+    for each in mask if isinstance(mask, tuple) else (mask,):
+        instance(each, AttnMask, "mask", "build one with megatron_magi.masks")
+        if each.total_seqlen_q != total or each.total_seqlen_k != total:
+            raise ValueError(
+                f"mask and cu_seqlens must be about one stream, got a mask of "
+                f"{each.total_seqlen_q} x {each.total_seqlen_k} and {total} tokens; "
+                f"build the mask for {total} tokens"
+            )

@@ -7,10 +7,14 @@ every document may start at position 0.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.common.embeddings.rotary_pos_embedding import (
+    MultimodalRotaryEmbedding,
+    RotaryEmbedding,
+)
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
 from torch import Tensor
 
@@ -83,11 +87,35 @@ class MagiYarnRotaryEmbedding(_PositionsOfBatch, YarnRowPositions, YarnRotaryEmb
     """A model's `YarnRotaryEmbedding` at the positions of a microbatch's rows."""
 
 
+class MagiMultimodalRotaryEmbedding(RowPositions, MultimodalRotaryEmbedding):  # type: ignore[misc]
+    """A model's `MultimodalRotaryEmbedding`; its caller has the positions of the rows."""
+
+    def forward(self, position_ids: Tensor, mrope_section: list[int], **unused: Any) -> Tensor:
+        """[rows, batch, 1, dim] angles.
+
+        Args:
+            position_ids: [3, batch, rows of this rank]: time, height and width of every row.
+
+        Raises:
+            ValueError: positions of another shape.
+        """
+        if position_ids.dim() != 3 or len(position_ids) != 3:
+            raise ValueError(
+                f"mRoPE requires position_ids [3, batch, rows of this rank], got shape "
+                f"{tuple(position_ids.shape)}; select them by the plan's rows, as the tokens"
+            )
+        # Megatron would take two mirrored pieces of them in a larger group.
+        alone = SimpleNamespace(size=lambda: 1)
+        angles: Tensor = super().forward(position_ids, mrope_section, cp_group=alone)
+        return angles
+
+
 ROTARY_OF: dict[type, Any] = {
     RotaryEmbedding: MagiRotaryEmbedding,
     YarnRotaryEmbedding: MagiYarnRotaryEmbedding,
+    MultimodalRotaryEmbedding: MagiMultimodalRotaryEmbedding,
 }
-"""Our embedding for each of Megatron's that follows positions of one dimension."""
+"""The embedding at the rows' positions for each kind of Megatron's."""
 
 
 def rotary_of_rows(stock: Any) -> Any:
@@ -95,9 +123,9 @@ def rotary_of_rows(stock: Any) -> Any:
     ``stock`` itself if it is ours.
 
     Raises:
-        NotImplementedError: a rotary embedding that is neither RoPE nor YaRN.
+        NotImplementedError: a rotary embedding that is neither RoPE, YaRN nor mRoPE.
     """
-    required = "this plugin requires rope, yarn, learned absolute or no position embeddings"
+    required = "this plugin requires rope, yarn, mrope, learned absolute or no position embeddings"
     return following_rows(stock, ROTARY_OF, required)
 
 

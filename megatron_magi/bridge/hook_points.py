@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from megatron_magi.adapter.compat import MegatronVersion
-from megatron_magi.bridge import batch, schedule
+from megatron_magi.bridge import batch, schedule, vision
 from megatron_magi.launcher.hook_points import HookPoint, points_of
 from megatron_magi.launcher.schedule import wrap_train_step
+
+QWEN_TEXT = "megatron.bridge.models.qwen_vl.modelling_qwen3_vl.text_model"
 
 OF_BRIDGE = (
     HookPoint(
@@ -15,6 +17,19 @@ OF_BRIDGE = (
     HookPoint(
         "packed-batch", "megatron.bridge.training.gpt_step", "_partition_packed_batch_for_cp",
         ("batch", "cp_group"), batch.replace_packed_batch,
+    ),
+    HookPoint(
+        "vision-rows", "megatron.bridge.training.utils.packed_seq_utils",
+        "get_packed_seq_cp_partition_indices", ("packed_seq_params", "total_tokens", "device"),
+        vision.replace_partition, everywhere=True,
+    ),
+    HookPoint(
+        "vision-model", QWEN_TEXT, "Qwen3VLGPTModel.__init__",
+        ("config", "transformer_layer_spec"), vision.wrap_model_init,
+    ),
+    HookPoint(
+        "vision-positions", QWEN_TEXT, "Qwen3VLMultimodalRotaryEmbedding", ("cp_group",),
+        vision.wrap_rotary,
     ),
     HookPoint(
         "setup", "megatron.bridge.training.pretrain", "setup", ("state",), schedule.wrap_setup,

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from megatron_magi.bridge.batch import with_documents
 from megatron_magi.launcher.documents import bounds_of_sample
 from megatron_magi.launcher.drawn_ahead import DrawnAhead
@@ -24,6 +26,10 @@ class BridgeLaunch(Launch):
         """The boundaries of a sample as Bridge's loaders give it."""
         return bounds_of_sample(with_documents(sample), self.eod(), self.expects_cu_seqlens())
 
+    def lacks_documents(self, sample: Any) -> bool:
+        """As Launch, by the names that Bridge's loaders give to boundaries."""
+        return isinstance(sample, dict) and super().lacks_documents(with_documents(sample))
+
     def eod(self) -> int | None:
         """The token that ends a document; None if documents do not end by it."""
         if not self.args.reset_attention_mask:
@@ -33,6 +39,12 @@ class BridgeLaunch(Launch):
     def tensor_parallel_group(self) -> Any:
         """None: no rank has to be told about samples."""
         return None
+
+
+def say(line: str) -> None:
+    """Print a line on rank 0, and on every rank before ranks are known."""
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        print(f"megatron_magi: {line}", flush=True)
 
 
 class SeenSamples:

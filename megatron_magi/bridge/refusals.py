@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from megatron_magi.bridge.arguments import arguments_of, in_words_of_bridge
+from megatron_magi.bridge.arguments import PACKS, arguments_of, in_words_of_bridge
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.refusals import refusals
 
@@ -14,6 +14,10 @@ BUILDERS = ("gpt_provider", "hybrid.hybrid_provider", "gemma.gemma_provider")
 """Modules below MODELS whose providers build Megatron's GPTModel or HybridModel from layer specs
 as they are."""
 
+VISION = "qwen_vl.qwen3_vl_provider"
+"""The module below MODELS whose models select their packed rows by the one function that is hooked,
+and take the positions of these rows."""
+
 
 def refuse_config(config: Any, options: Options) -> None:
     """End the process if the job has a setting that does not work.
@@ -21,20 +25,40 @@ def refuse_config(config: Any, options: Options) -> None:
     Raises:
         SystemExit: with one line for each, all at once.
     """
-    found = refusals(arguments_of(config), options.config, mask_name=options.mask_name)
-    lines = [*map(in_words_of_bridge, found), *_of_bridge(config)]
+    args = arguments_of(config)
+    if is_vision(config.model):
+        args.position_embedding_type = None  # not mrope: the model selects positions by the plan
+    found = refusals(args, options.config, mask_name=options.mask_name)
+    lines = [*map(in_words_of_bridge, found), *_of_bridge(config), *_of_vision(config)]
     if lines:
         raise SystemExit("\n".join(f"megatron_magi: {line}" for line in lines))
 
 
-def _of_bridge(config: Any) -> Iterator[str]:
-    provide = getattr(type(config.model), "provide", None)
-    module = getattr(provide, "__module__", "")
-    if module.startswith(MODELS) and module.removeprefix(MODELS) not in BUILDERS:
+def _provider_module(model: Any) -> str:
+    return getattr(getattr(type(model), "provide", None), "__module__", "")
+
+
+def is_vision(model: Any) -> bool:
+    """Returns True for a provider of Qwen3-VL."""
+    return _provider_module(model) == MODELS + VISION
+
+
+def _of_vision(config: Any) -> Iterator[str]:
+    if is_vision(config.model) and not getattr(config.dataset, PACKS[1], False):
         yield (
-            f"use_magi requires a provider that builds Megatron's GPTModel or HybridModel, got "
-            f"{type(config.model).__name__}, whose batches, positions or attention are its own; "
-            f"train it without use_magi"
+            f"use_magi with {type(config.model).__name__} requires dataset.{PACKS[1]}=True, got "
+            f"False: the model slices other batches in an order of its own; set it"
+        )
+
+
+def _of_bridge(config: Any) -> Iterator[str]:
+    module = _provider_module(config.model)
+    known = module.removeprefix(MODELS) in (*BUILDERS, VISION)
+    if module.startswith(MODELS) and not known:
+        yield (
+            f"use_magi requires a provider that builds Megatron's GPTModel, HybridModel or "
+            f"Qwen3-VL, got {type(config.model).__name__}, whose batches, positions or attention "
+            f"are its own; train it without use_magi"
         )
     if getattr(config.dist, "use_decentralized_pg", False):
         yield (

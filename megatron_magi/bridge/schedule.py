@@ -11,8 +11,9 @@ from megatron.core.rerun_state_machine import RerunDataIterator
 
 from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.bridge.arguments import arguments_of
-from megatron_magi.bridge.launch import BridgeLaunch, SeenSamples
-from megatron_magi.bridge.refusals import refuse_config
+from megatron_magi.bridge.launch import BridgeLaunch, SeenSamples, say
+from megatron_magi.bridge.refusals import is_vision, refuse_config
+from megatron_magi.bridge.vision import pad_packs
 from megatron_magi.launcher.launch import hook
 from megatron_magi.launcher.schedule import run_schedule
 from megatron_magi.launcher.settings import take_settings
@@ -24,6 +25,9 @@ def wrap_setup(launch: BridgeLaunch, original: Any, state: Any, *args: Any, **kw
     refuse_config(state.cfg, launch.options)
     launch.config, launch.args = state.cfg, arguments_of(state.cfg)
     take_settings(launch, launch.args)
+    line = pad_packs(state.cfg, launch.options.config) if is_vision(state.cfg.model) else None
+    if line is not None:
+        say(line)
     return original(state, *args, **kwargs)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.bridge.refusals import refuse_config
 from megatron_magi.config import MagiConfig
@@ -44,9 +42,10 @@ def use_magi(config: Any, *, mask: str | None = None, **magi_options: Any) -> No
     options.mask_function()
     refuse_config(config, options)
     _install(options)
+    from megatron_magi.bridge.launch import say
+
     for line in _change_settings(config):
-        if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-            print(f"megatron_magi: {line}", flush=True)
+        say(line)
 
 
 def _change_settings(config: Any) -> list[str]:

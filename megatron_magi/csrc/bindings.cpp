@@ -7,6 +7,7 @@
 
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "arrays.h"
@@ -25,10 +26,14 @@ uint64_t hash64(const py::bytes& data, uint64_t seed) {
   return magi::hash64(std::as_bytes(std::span(text.data(), text.size())), seed);
 }
 
-py::tuple solve_dispatch(const Int32Array& slices, int64_t num_local_tokens, int64_t cp_size,
-                         int64_t chunk_size, int64_t tile_q, int64_t tile_k,
-                         int64_t max_imbalance_ppm, int64_t swap_trials, int64_t ranks_per_node) {
-  const std::vector<magi::Slice> given = slices_from(slices);
+py::tuple solve_dispatch(const std::vector<std::pair<Int32Array, int64_t>>& masks,
+                         int64_t num_local_tokens, int64_t cp_size, int64_t chunk_size,
+                         int64_t tile_q, int64_t tile_k, int64_t max_imbalance_ppm,
+                         int64_t swap_trials, int64_t ranks_per_node) {
+  std::vector<magi::LayerMask> given;
+  for (const auto& [slices, num_layers] : masks) {
+    given.push_back({slices_from(slices), num_layers});
+  }
   magi::Dispatch dispatch;
   {
     py::gil_scoped_release nogil;
@@ -53,7 +58,7 @@ Int32Array dispatch_by_load(const Int32Array& slices, int64_t chunk_size, int64_
 PYBIND11_MODULE(_solver, m) {
   m.doc() = "Host side of megatron_magi: slices, planning, work lists. No torch, no CUDA.";
   bind_slices(m);
-  m.def("solve_dispatch", &solve_dispatch, py::arg("slices"), py::arg("num_local_tokens"),
+  m.def("solve_dispatch", &solve_dispatch, py::arg("masks"), py::arg("num_local_tokens"),
         py::arg("cp_size"), py::arg("chunk_size"), py::arg("tile_q"), py::arg("tile_k"),
         py::arg("max_imbalance_ppm"), py::arg("swap_trials"), py::arg("ranks_per_node") = 0,
         "Chunk size and the chunks' ranks (planner/chunking.h).");

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.mask.mask import MaskOfLayers
 from megatron_magi.launcher.flags import MaskFunction
 
 
@@ -18,6 +19,9 @@ from megatron_magi.launcher.flags import MaskFunction
 class MaskRequest:
     """The argument of a `--magi-mask` function, which every rank calls once a microbatch, and with
     virtual pipeline stages for each of its model chunks.
+
+    It returns an AttnMask, which --window-size narrows in window layers. Or it returns two: of the
+    layers without a window, and of the window layers, which --window-size narrows too.
 
     It must return the same mask on all ranks, because they compare what they planned.
     """
@@ -36,15 +40,15 @@ class MaskRequest:
 
 def requested_mask(
     function: MaskFunction | None, bounds: list[int], batch: Mapping[str, Any] | None
-) -> AttnMask | None:
-    """The mask of a `--magi-mask` function; None without one.
+) -> MaskOfLayers | None:
+    """The mask of a `--magi-mask` function, or the masks of both kinds of layers; None without one.
 
     Raises:
-        TypeError: it returned something else than an AttnMask.
+        TypeError: it returned something else than an AttnMask or two.
     """
     if function is None:
         return None
-    return checked_mask(function(MaskRequest(tuple(bounds), batch)))
+    return checked_masks(function(MaskRequest(tuple(bounds), batch)))
 
 
 def repeatable(function: MaskFunction) -> MaskFunction:
@@ -55,8 +59,8 @@ def repeatable(function: MaskFunction) -> MaskFunction:
         ValueError: it returned two masks for one request.
     """
 
-    def twice(request: MaskRequest) -> AttnMask:
-        first, second = (checked_mask(function(request)) for _ in range(2))
+    def twice(request: MaskRequest) -> MaskOfLayers:
+        first, second = (checked_masks(function(request)) for _ in range(2))
         if first != second:
             raise ValueError(
                 "the function of --magi-mask must return the same mask for the same request under "
@@ -66,6 +70,13 @@ def repeatable(function: MaskFunction) -> MaskFunction:
         return first
 
     return twice
+
+
+def checked_masks(masks: Any) -> MaskOfLayers:
+    """What the function of --magi-mask returned: a mask, or one for each kind of layer."""
+    if isinstance(masks, tuple) and len(masks) == 2:
+        return checked_mask(masks[0]), checked_mask(masks[1])
+    return checked_mask(masks)
 
 
 def checked_mask(mask: Any, flag: str = "--magi-mask") -> AttnMask:

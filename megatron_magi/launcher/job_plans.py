@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from megatron_magi.adapter.packed import document_plans, head_shape, window_layers
 from megatron_magi.core.plan import AttnPlan
-from megatron_magi.launcher.documents import MaskRequest, checked_mask, sequence_bounds
+from megatron_magi.launcher.documents import MaskRequest, checked_masks, sequence_bounds
 from megatron_magi.launcher.file_samples import FileSamples, open_index
 from megatron_magi.launcher.flags import Options
 from megatron_magi.launcher.job_sizes import ModelSizes, dtype_of
@@ -144,7 +144,7 @@ def _mask(options: Options, bounds: Bounds) -> Any:
     if function is None:
         return "causal"
     try:
-        return checked_mask(function(MaskRequest(tuple(map(int, bounds)), None)))
+        return checked_masks(function(MaskRequest(tuple(map(int, bounds)), None)))
     except Exception as error:  # a function of the user may raise anything
         raise UnknownMask(
             f"the function of --magi-mask makes no mask without a batch "

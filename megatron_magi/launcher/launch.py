@@ -11,14 +11,14 @@ from typing import Any
 from megatron.core import parallel_state
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
-from megatron_magi.core.mask import AttnMask
+from megatron_magi.core.mask.mask import MaskOfLayers
 from megatron_magi.launcher.documents import bounds_of_sample, repeatable
 from megatron_magi.launcher.flags import MaskFunction, Options
 from megatron_magi.launcher.microbatch_documents import Microbatch
 from megatron_magi.launcher.plans_ahead import PlansAhead
 from megatron_magi.launcher.step_balance import StepBalance
 
-Key = tuple[tuple[int, ...], int | None]
+Key = tuple[tuple[int, ...], MaskOfLayers | None]
 """A microbatch: its boundaries, and the digest of its mask if that is not causal in each."""
 
 BY_CU_SEQLENS = ("sft", "dataloader_inter_document_masking")
@@ -120,6 +120,10 @@ class Launch:
         """Returns True if Megatron's arguments promise cu_seqlens in every sample."""
         return any(getattr(self.args, name, False) for name in BY_CU_SEQLENS)
 
+    def lacks_documents(self, sample: Any) -> bool:
+        """Returns True for a sample without the cu_seqlens that Megatron's arguments promise."""
+        return isinstance(sample, dict) and sample.get("cu_seqlens") is None
+
     def has_documents(self) -> bool:
         """Returns True if Megatron's arguments divide sequences into documents."""
         return self.expects_cu_seqlens() or bool(getattr(self.args, "reset_attention_mask", False))
@@ -159,13 +163,13 @@ class Launch:
             return None
         return parallel_state.get_tensor_model_parallel_group()
 
-    def plan(self, bounds: list[int], mask: AttnMask | None = None) -> MagiPackedSeqParams:
+    def plan(self, bounds: list[int], mask: MaskOfLayers | None = None) -> MagiPackedSeqParams:
         """Plan a microbatch of documents with these boundaries, and count it.
 
         Equal microbatches, and the model chunks of one, share what was planned.
         """
         started = time.perf_counter()
-        key: Key = (tuple(bounds), None if mask is None else mask.digest)
+        key: Key = (tuple(bounds), mask)
         packed = self._recent.pop(key, None) or self._ahead.take(key)
         if packed is None:
             packed = self._make(bounds, mask)
@@ -187,7 +191,7 @@ class Launch:
         if key not in self._recent and self.plans_ahead():
             self._ahead.begin(key)
 
-    def _make(self, bounds: list[int], mask: AttnMask | None) -> MagiPackedSeqParams:
+    def _make(self, bounds: list[int], mask: MaskOfLayers | None) -> MagiPackedSeqParams:
         return make_packed_seq_params(
             bounds,
             self.model_config,

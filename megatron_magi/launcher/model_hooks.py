@@ -10,7 +10,13 @@ from typing import Any
 from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-from megatron_magi.adapter.carried_plan import carried_plan, check_rows, forward_arguments
+from megatron_magi.adapter.carried_plan import (
+    carried_plan,
+    carry_selected,
+    check_rows,
+    forward_arguments,
+    keep_plan,
+)
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.layer_spec import with_magi_attention
 from megatron_magi.adapter.packed import MagiPackedSeqParams
@@ -45,13 +51,18 @@ SPECS = (
 @hook
 def wrap_model_init(launch: Launch, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """For `GPTModel.__init__`, `HybridModel.__init__` and `MambaModel.__init__`."""
-    signature = inspect.signature(original)
     if launch.args is None:
         raise RuntimeError(
             "--attention-backend magi requires arguments that Megatron's validate_args has "
             "seen, got a model before them; parse arguments by megatron.training.arguments"
         )
-    given = signature.bind(self, *args, **kwargs)
+    config = build_with_magi(original, self, *args, **kwargs)
+    _take_model(launch, self, config)
+
+
+def build_with_magi(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a model's constructor with MagiCoreAttention in its layer specs; returns its config."""
+    given = inspect.signature(original).bind(self, *args, **kwargs)
     config = given.arguments["config"]
     for name in SPECS:
         spec = given.arguments.get(name)
@@ -60,7 +71,7 @@ def wrap_model_init(launch: Launch, original: Any, self: Any, *args: Any, **kwar
         if spec is not None and not is_empty:
             given.arguments[name] = own_norms(with_magi_attention(spec), config)
     original(*given.args, **given.kwargs)
-    _take_model(launch, self, config)
+    return config
 
 
 def keep_forward(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
@@ -86,16 +97,20 @@ def wrap_schedule_plan(launch: Launch, original: Any, self: Any, *args: Any, **k
 
 
 def _take_model(launch: Launch, model: Any, config: Any) -> None:
+    prepare_chunk(launch, model)
+    # It must run before the checks that prepare_model has registered.
+    give_plan = functools.partial(_give_plan, launch)
+    model.register_forward_pre_hook(give_plan, with_kwargs=True, prepend=True)
+    launch.model_config = launch.model_config or config
+
+
+def prepare_chunk(launch: Launch, model: Any) -> None:
     """Prepare one model chunk, without communication: Megatron's build is collective in an order of
     its own (tied embeddings meet across stages while other stages still build)."""
     prepare_model(model, launch.options.config)
     if launch.options.mask_name is None:
         _require_causal(model)
     give_samples(launch, model)
-    # It must run before the checks that prepare_model has registered.
-    give_plan = functools.partial(_give_plan, launch)
-    model.register_forward_pre_hook(give_plan, with_kwargs=True, prepend=True)
-    launch.model_config = launch.model_config or config
 
 
 def _require_causal(model: Any) -> None:
@@ -126,6 +141,9 @@ def _plan_of(launch: Launch, model: Any, given: dict[str, Any]) -> MagiPackedSeq
         packed = carried_plan(given.get(name))
         if packed is not None:
             return packed
+    packed = _plan_of_selected(launch, given)
+    if packed is not None:
+        return packed
     if any(getattr(model, stage) for stage, _ in stages):
         raise ValueError(
             "with --attention-backend magi the model takes rows that our batch hook dispatched, "
@@ -135,6 +153,47 @@ def _plan_of(launch: Launch, model: Any, given: dict[str, Any]) -> MagiPackedSeq
     return _plan_of_middle_stage(launch, given.get("packed_seq_params"))
 
 
+def _plan_of_selected(launch: Launch, given: dict[str, Any]) -> MagiPackedSeqParams | None:
+    """The plan by which the model selected its rows itself; None if the batch hook does it.
+
+    One context-parallel rank has nothing to select, so that its model asks for no rows.
+    """
+    stock = given.get("packed_seq_params")
+    rows = next((x for name in ("input_ids", "labels") if (x := given.get(name)) is not None), None)
+    packed = carried_plan(stock)
+    is_whole = getattr(stock, "qkv_format", None) == "thd" and launch.cp_group() is None
+    if packed is None and is_whole and rows is not None:
+        packed = plan_stream(launch, stock, rows.numel())
+    if packed is not None:
+        carry_selected(given, packed)
+    return packed
+
+
+def plan_stream(launch: Launch, stock: Any, total: int) -> MagiPackedSeqParams:
+    """Plan a packed stream whose rows the model selects itself; the plan stays with ``stock``.
+
+    Args:
+        stock: Megatron's parameters of the whole stream, with cu_seqlens_q.
+        total: rows of the stream.
+
+    Raises:
+        ValueError: boundaries that do not fit the stream.
+
+    Cost: a first call waits until the boundaries are on the host.
+    """
+    packed = carried_plan(stock)
+    if packed is not None:
+        return packed
+    bounds = bounds_of_cu_seqlens(stock.cu_seqlens_q, stock.cu_seqlens_q_padded, total)
+    if not launch.has_said_startup:
+        launch.documents = f"by cu_seqlens ({len(bounds) - 1} in the first microbatch)"
+    packed = _plan_without_rows(launch, bounds)
+    # Bridge's Qwen3-VL takes rows for packed wherever boundaries are set; Megatron asks the format.
+    packed.cu_seqlens_q = packed.cu_seqlens_kv = stock.cu_seqlens_q
+    keep_plan(stock, packed)
+    return packed
+
+
 def _plan_of_middle_stage(launch: Launch, stock: Any) -> MagiPackedSeqParams:
     """The plan of a pipeline stage that reads no rows, made from the boundaries alone."""
     if launch.sequences is None:
@@ -142,7 +201,10 @@ def _plan_of_middle_stage(launch: Launch, stock: Any) -> MagiPackedSeqParams:
             "with --attention-backend magi a model must run inside a schedule, got a forward "
             "outside one; take get_forward_backward_func from megatron.training.training"
         )
-    bounds = _bounds_of_middle_stage(launch, launch.sequences, stock)
+    return _plan_without_rows(launch, _bounds_of_middle_stage(launch, launch.sequences, stock))
+
+
+def _plan_without_rows(launch: Launch, bounds: list[int]) -> MagiPackedSeqParams:
     mask = requested_mask(launch.mask_function(), bounds, None)
     packed = launch.plan(bounds, mask)
     dispatch_batch(None, packed, launch.cp_group())

@@ -128,7 +128,6 @@ def refusals(
         return wrong
     lines = [line for row in REFUSALS for line in row.lines(args)]
     lines += [line for rule in RULES for line in rule(args, config)]
-    lines += _windows_beside_a_mask(args, mask_name)
     lines += balance_refusals(args, mask_name) if balance_step else []
     return lines + (machine_refusals(args, config) if here else [])
 
@@ -263,15 +262,6 @@ def _chunks(args: Any, magi: MagiConfig) -> Iterator[str]:
             check_chunk_size(magi.chunk_size, tokens, args.context_parallel_size)
         except ValueError as error:
             yield f"{error} (--magi-chunk-size)"
-
-
-def _windows_beside_a_mask(args: Any, mask_name: str | None) -> Iterator[str]:
-    """Window layers would see another mask than the user's own."""
-    if mask_name is not None and getattr(args, "window_size", None) is not None:
-        yield (
-            f"--magi-mask must not be given beside --window-size, got {mask_name} and "
-            f"{args.window_size}; put the window into the mask and leave --window-size out"
-        )
 
 
 def _transport_of_restarts(args: Any, magi: MagiConfig) -> Iterator[str]:

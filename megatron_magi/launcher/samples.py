@@ -91,7 +91,7 @@ def require_documents(launch: Launch, iterators: Any) -> None:
     if not launch.expects_cu_seqlens():
         return
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    lacking = any(_lacks_documents(sample) for sample in peek_samples(launch, iterators))
+    lacking = any(launch.lacks_documents(sample) for sample in peek_samples(launch, iterators))
     missing = torch.tensor([lacking], device=device).int()
     if dist.is_initialized():
         dist.all_reduce(missing, op=dist.ReduceOp.MAX)
@@ -107,7 +107,3 @@ def peek_samples(launch: Launch, iterators: Any) -> list[Any]:
     """
     each = iterators if isinstance(iterators, list) else [iterators]
     return [_draw_ahead(launch, x).peek() for x in each if isinstance(x, RerunDataIterator)]
-
-
-def _lacks_documents(sample: Any) -> bool:
-    return isinstance(sample, dict) and sample.get("cu_seqlens") is None

@@ -10,7 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron_magi.adapter.carried_plan import carried_plan, carry_plan, check_rows
+from megatron_magi.adapter.carried_plan import (
+    carried_plan,
+    carry_plan,
+    carry_selected,
+    check_rows,
+)
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
 from megatron_magi.adapter.rank_batch import Batch, dispatch_batch
 from megatron_magi.config import MagiConfig
@@ -199,3 +204,15 @@ def test_the_launcher_refuses_rows_without_a_plan() -> None:
         launched(Chunk(), input_ids=torch.zeros(1, 8))
     with pytest.raises(ValueError, match=r"labels must be rows .* got rows of another plan"):
         launched(Chunk(), input_ids=rows(plan()).tokens, labels=rows(plan(16), 16).labels)
+
+
+def test_rows_that_a_model_selected_itself_carry_the_plan() -> None:
+    packed = plan()
+    tokens, labels, embedded = (torch.zeros(shape) for shape in ((1, 8), (1, 8), (4, 1, 2)))
+    carry_selected({"input_ids": tokens, "labels": labels, "decoder_input": embedded}, packed)
+    assert all(carried_plan(x) is packed for x in (tokens, labels, embedded))
+
+
+def test_another_number_of_selected_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"labels must be the 8 rows .* got shape \(1, 7\)"):
+        carry_selected({"labels": torch.zeros(1, 7)}, plan())

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
@@ -21,7 +22,7 @@ from megatron_magi.adapter.packed import (
     pipeline_seq_length,
 )
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
-from megatron_magi.core.runtime.plan_cache import cached_plan, plan_for
+from megatron_magi.core.runtime.plan_cache import cached_plan, layer_plans_for, plan_for
 from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.token_dispatch import position_ids
 
@@ -121,6 +122,8 @@ def test_a_tree_has_positions_along_its_branches() -> None:
     assert masked.digest != packed.digest, "ranks with other positions notice"
     with pytest.raises(ValueError, match=r"must fill the stream, got cu_seqlens \[0, 5, 6, 16\]"):
         make_packed_seq_params(BOUNDS, model(), None, mask=tree)
+    with pytest.raises(NotImplementedError, match=r"without window layers, .* window_size=.3, 0."):
+        make_packed_seq_params([0, 16], model(window_size=(3, 0)), None, mask=tree)
     with pytest.raises(NotImplementedError, match="without multi-token prediction"):
         make_packed_seq_params([0, 16], model(mtp_num_layers=1), None, mask=tree)
     with pytest.raises(NotImplementedError, match="window"):
@@ -137,9 +140,33 @@ def test_own_mask() -> None:
 def test_own_mask_must_fit_the_stream_and_the_model() -> None:
     with pytest.raises(ValueError, match=r"one stream, got a mask of 8 x 8 and 16 tokens"):
         make_packed_seq_params(BOUNDS, model(), None, mask=masks.causal(8))
-    with pytest.raises(NotImplementedError, match=r"without sliding-window layers, got window"):
-        config = model(window_size=(3, 0))
-        make_packed_seq_params(BOUNDS, config, None, mask=masks.causal(16))
+    both = (masks.causal(16), masks.causal(16))
+    with pytest.raises(ValueError, match=r"must be two, .* got 2 masks and no window_size"):
+        make_packed_seq_params(BOUNDS, model(), None, mask=both)
+    wrong: Any = (*both, both[0])
+    with pytest.raises(ValueError, match=r"must be two, .* got 3 masks and a window_size"):
+        make_packed_seq_params(BOUNDS, model(window_size=(3, 0)), None, mask=wrong)
+    wrong = ("causal", both[0])
+    with pytest.raises(TypeError, match="mask must be an AttnMask, got 'causal'"):
+        make_packed_seq_params(BOUNDS, model(window_size=(3, 0)), None, mask=wrong)
+
+
+def test_a_window_narrows_an_own_mask_in_window_layers() -> None:
+    mask = masks.block_causal([[4, 4], [8]])
+    config = model(window_size=(2, 1), window_attn_skip_freq=2)
+    packed = make_packed_seq_params([0, 8, 16], config, None, mask=mask, device="cpu")
+    distance = np.subtract.outer(np.arange(16), np.arange(16))  # query - key
+    seen = mask.to_dense() & (distance <= 2) & (distance >= -1)
+    assert packed.plan.mask == mask
+    assert (packed.window_plan.mask.to_dense() == seen).all()
+
+
+def test_window_layers_may_have_a_mask_of_their_own() -> None:
+    """Chunked attention: a window of a chunk's tokens leaves the chunks as they are."""
+    both = masks.from_cu_seqlens(BOUNDS), masks.chunked(BOUNDS, 4)
+    config = model(window_size=(3, 0), window_attn_skip_freq=4)
+    packed = make_packed_seq_params(BOUNDS, config, None, mask=both, device="cpu")
+    assert (packed.plan.mask, packed.window_plan.mask) == both
 
 
 @pytest.mark.parametrize("bounds", [[], [0], [1, 4], [0, 4, 3], [0, 0]])
@@ -207,7 +234,9 @@ def test_from_stock_thd() -> None:
 def first_of_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan as rank 0 of two, without a second process."""
     place = "megatron_magi.adapter.packed"
-    monkeypatch.setattr(f"{place}.plan_for", lambda *a, **b: plan_for(*a, **{**b, "cp_size": 2}))
+    monkeypatch.setattr(
+        f"{place}.layer_plans_for", lambda layers, _, *a, **b: layer_plans_for(layers, 2, *a, **b)
+    )
     monkeypatch.setattr(f"{place}.position_ids", lambda plan, _: position_ids(plan, 0))
 
 

@@ -10,7 +10,6 @@ JOBS: dict[str, dict[str, Any]] = {
     "ours": {},
     "stock": {"spec": "stock", "changes": {"context_parallel_size": 1}},
     "mtp-stage": {"changes": {"mtp_num_layers": 1, "mtp_standalone": True}},
-    "mrope": {"position_embedding_type": "mrope", "changes": {"mrope_section": [2, 3, 3]}},
     "dropout": {"changes": {"attention_dropout": 0.1}},
 }
 
@@ -72,10 +71,6 @@ def test_stock_attention_is_not_active(results: dict[str, Any]) -> None:
     ("name", "message"),
     [
         ("mtp-stage", "requires its layers on the last pipeline stage here, got a pipeline_model"),
-        (
-            "mrope",
-            "requires rope, yarn, learned absolute or no position embeddings, got Multimodal",
-        ),
         ("dropout", "requires attention_dropout=0.0, got 0.1"),
     ],
 )

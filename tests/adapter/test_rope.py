@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from megatron.core.models.common.embeddings.rotary_pos_embedding import (
+    MultimodalRotaryEmbedding,
+    RotaryEmbedding,
+)
 from torch import Tensor
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams
-from megatron_magi.adapter.rope import MagiRotaryEmbedding
+from megatron_magi.adapter.rope import MagiRotaryEmbedding, rotary_of_rows
 
 POSITIONS = [0, 1, 2, 0, 7, 3]
 
@@ -69,3 +72,27 @@ def test_the_next_microbatch_has_its_own_positions() -> None:
 def test_ours_stays_what_it_is() -> None:
     ours = MagiRotaryEmbedding.from_stock(stock())
     assert MagiRotaryEmbedding.from_stock(ours) is ours
+
+
+def multimodal(cp_size: int) -> MultimodalRotaryEmbedding:
+    group = SimpleNamespace(size=lambda: cp_size, rank=lambda: 1)
+    return MultimodalRotaryEmbedding(8, rotary_percent=1.0, cp_group=group)
+
+
+def test_mrope_takes_the_positions_of_the_rows_as_they_come() -> None:
+    positions = torch.tensor([[[4, 4, 4, 9]], [[4, 5, 6, 9]], [[4, 4, 5, 9]]])
+    ours, section = rotary_of_rows(multimodal(2)), [1, 2, 1]
+    assert rotary_of_rows(ours) is ours
+    got = ours(positions, section, cp_group=ours.cp_group)
+    assert torch.equal(got, multimodal(1)(positions, section))
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (2, 1, 4)])
+def test_mrope_needs_three_positions_a_row(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"requires position_ids \[3, batch, rows of this rank\]"):
+        rotary_of_rows(multimodal(2))(torch.zeros(shape), [1, 2, 1])
+
+
+def test_another_rotary_embedding_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match=r"requires rope, yarn, mrope.*got Identity"):
+        rotary_of_rows(torch.nn.Identity())

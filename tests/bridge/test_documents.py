@@ -13,6 +13,7 @@ import torch
 from megatron_magi.bridge import schedule
 from megatron_magi.bridge.batch import with_documents
 from megatron_magi.bridge.launch import BridgeLaunch
+from megatron_magi.bridge.vision import pack_multiple, pad_packs
 from megatron_magi.config import MagiConfig
 from megatron_magi.launcher.documents import bounds_of_sample
 from megatron_magi.launcher.flags import Options
@@ -81,3 +82,34 @@ def test_no_sample_of_the_next_step_is_drawn(monkeypatch: pytest.MonkeyPatch) ->
         run = schedule.wrap_get_schedule(lambda: step, launch)()
         given = [views.view(), views.view()]
         assert run(data_iterator=given, num_microbatches=4) == [[first + i] * 2 for i in range(4)]
+
+
+def test_packs_of_qwen3_vl_are_padded_to_what_no_plan_pads() -> None:
+    model = SimpleNamespace(
+        context_parallel_size=2, tensor_model_parallel_size=2, sequence_parallel=True
+    )
+    dataset = SimpleNamespace(in_batch_packing_pad_to_multiple_of=12)
+    config = SimpleNamespace(model=model, dataset=dataset)
+    assert pad_packs(config, MagiConfig()) == (
+        "dataset.in_batch_packing_pad_to_multiple_of is 96, was 12: the plan pads no row that "
+        "Qwen3-VL selects"
+    )
+    assert dataset.in_batch_packing_pad_to_multiple_of == 96
+    assert pad_packs(config, MagiConfig()) is None
+
+
+def test_boundaries_are_promised_by_the_names_of_bridge() -> None:
+    launch = BridgeLaunch(Options(MagiConfig()))
+    assert launch.lacks_documents({"tokens": None})
+    assert not launch.lacks_documents({"input_ids": None, "cu_seqlens_q": row(0, 5, 16)})
+    assert not launch.lacks_documents(None)
+
+
+@pytest.mark.parametrize(
+    ("cp_size", "chunk_size", "multiple"), [(4, None, 32), (4, 5, 20), (1, None, 1)]
+)
+def test_the_multiple_of_packs(cp_size: int, chunk_size: int | None, multiple: int) -> None:
+    model = SimpleNamespace(
+        context_parallel_size=cp_size, tensor_model_parallel_size=2, sequence_parallel=False
+    )
+    assert pack_multiple(model, MagiConfig(chunk_size=chunk_size)) == multiple

@@ -28,6 +28,14 @@ class OtherProvider(Provider):
     provide.__module__ = "megatron.bridge.models.gemma.gemma3_provider"
 
 
+class VisionProvider(Provider):
+    """Bridge's provider of Qwen3-VL."""
+
+    def provide(self) -> None: ...
+
+    provide.__module__ = "megatron.bridge.models.qwen_vl.qwen3_vl_provider"
+
+
 def config(kind: type = Provider, **changes: Any) -> SimpleNamespace:
     """A recipe's settings as far as the rules read them; changes are fields by part__field."""
     model = kind(
@@ -79,6 +87,25 @@ def lines(settings: SimpleNamespace, options: Options = DEFAULT) -> list[str]:
 
 def test_a_plain_recipe_starts() -> None:
     refuse_config(config(), DEFAULT)
+
+
+def test_packs_of_qwen3_vl_start() -> None:
+    refuse_config(vision_config(enable_in_batch_packing=True), DEFAULT)
+
+
+def test_other_batches_of_qwen3_vl_are_refused() -> None:
+    (line,) = lines(vision_config(enable_in_batch_packing=False))
+    assert "VisionProvider requires dataset.enable_in_batch_packing=True, got False" in line
+
+
+def test_mrope_of_another_provider_is_refused() -> None:
+    (line,) = lines(config(model__position_embedding_type="mrope"))
+    assert "got mrope" in line
+
+
+def vision_config(**dataset: Any) -> SimpleNamespace:
+    given = {f"dataset__{name}": value for name, value in dataset.items()}
+    return config(VisionProvider, model__position_embedding_type="mrope", **given)
 
 
 def test_settings_become_arguments() -> None:

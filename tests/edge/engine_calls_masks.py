@@ -49,6 +49,18 @@ BUILDERS = [
         | TOTAL,
     ),
     Call(
+        "within_window",
+        masks.within_window,
+        {"mask": MASK, "window_size": (2, 0)},
+        {"mask": kind.MASK, "window_size": WINDOW},
+    ),
+    Call(
+        "chunked",
+        masks.chunked,
+        SUMS | PADDED | {"chunk_size": 4},
+        {"cu_seqlens": kind.SUMS, "chunk_size": POSITIVE} | TOTAL,
+    ),
+    Call(
         "from_eod_positions",
         masks.from_eod_positions,
         {"eod_positions": [3, 9], "total_seqlen": 16},

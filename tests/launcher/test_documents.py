@@ -17,7 +17,7 @@ from megatron_magi.launcher.documents import (
     requested_mask,
     sequence_bounds,
 )
-from megatron_magi.masks import from_cu_seqlens
+from megatron_magi.masks import causal, from_cu_seqlens
 
 EOD = 127
 Layout = tuple[list[int], list[int], int, int]
@@ -187,6 +187,8 @@ def test_a_mask_function_sees_boundaries_and_rows() -> None:
     assert requested_mask(masked, [0, 3, 8], batch) == from_cu_seqlens([0, 3, 8])
     assert seen[0].bounds == (0, 3, 8) and seen[0].total_seqlen == 8 and seen[0].batch is batch
     assert requested_mask(None, [0, 3, 8], batch) is None
+    both = requested_mask(lambda request: (masked(request), causal(8)), [0, 3, 8], None)
+    assert both == (from_cu_seqlens([0, 3, 8]), causal(8))
 
 
 def test_a_mask_function_gives_a_mask() -> None:

@@ -341,16 +341,6 @@ def test_experts_need_microbatches_without_padding_in_validation_too() -> None:
     assert "got 1072 tokens" in line and "hold as 1088" in line
 
 
-def test_a_mask_has_no_window_layers_beside_it() -> None:
-    windows = arguments(window_size=(127, 0), attention_dropout=0.1)
-    assert not refusals(arguments(), mask_name="video.py:mask")
-    assert len(refusals(windows)) == 1
-    _, line = refusals(windows, mask_name="video.py:mask")
-    assert "beside --window-size, got video.py:mask and (127, 0); put the window" in line
-    with pytest.raises(SystemExit, match="beside --window-size"):
-        refuse_arguments(windows, mask_name="video.py:mask")
-
-
 def test_samples_are_dealt_by_the_cost_of_their_documents() -> None:
     documents = {"dataloader_inter_document_masking": True}
     for given in (documents, {"sft": True}, {"reset_attention_mask": True}):

@@ -23,7 +23,7 @@ from megatron_magi.checks import (
     pair,
     shown,
 )
-from megatron_magi.core.mask.mask import AttnMask
+from megatron_magi.core.mask.mask import AttnMask, check_mask
 from megatron_magi.core.mask.slices import (
     BAND_MAX,
     BAND_MIN,
@@ -90,6 +90,42 @@ def from_cu_seqlens(
     slices = slices_of_columns(q[:-1], q[1:], k[:-1], k[1:], d_lo, d_hi)
     totals = (_padded_total(int(sums[-1]), total_seqlen) for sums in (q, k))
     return AttnMask(slices, *totals)
+
+
+def within_window(mask: AttnMask, window_size: Window) -> AttnMask:
+    """The cells of a mask whose keys lie in a window of tokens around the query.
+
+    A band cut by a window is a band, so the mask keeps its number of slices, or has fewer.
+
+    Args:
+        mask: self-attention, in which row i is the query and the key of token i.
+        window_size: (left, right), -1 for no limit; (left, 0) leaves no key after the query.
+    """
+    check_mask(mask)
+    left, right = window_of(window_size)
+    slices = mask.slices.copy()
+    if left != -1:
+        slices[:, 4] = np.maximum(slices[:, 4], -left)
+    if right != -1:
+        slices[:, 5] = np.minimum(slices[:, 5], right)
+    return AttnMask(slices, mask.total_seqlen_q, mask.total_seqlen_k)
+
+
+def chunked(
+    cu_seqlens: npt.ArrayLike, chunk_size: int, *, total_seqlen: int | None = None
+) -> AttnMask:
+    """Packed documents whose tokens see, causally, only their own chunk of the document.
+
+    This is the local attention of Llama 4.
+
+    Args:
+        cu_seqlens: [num_docs + 1] prefix sums of tokens.
+        chunk_size: tokens of a chunk; each document begins with a whole one.
+    """
+    bounds, size = _prefix_sums(cu_seqlens, "cu_seqlens"), integer(chunk_size, "chunk_size", 1)
+    starts = [np.arange(start, end, size) for start, end in _documents(bounds)]
+    cut = np.concatenate([*starts, bounds[-1:]])
+    return from_cu_seqlens(cut if cut[0] == 0 else bounds, total_seqlen=total_seqlen)
 
 
 def from_eod_positions(

@@ -89,6 +89,10 @@ class AttnMask:
         self.slices.setflags(write=False)  # pickling and deepcopy lose this flag
 
 
+MaskOfLayers = AttnMask | tuple[AttnMask, AttnMask]
+"""One mask for all layers, or two: of the layers without a window, and of the window layers."""
+
+
 def dense_from_slices(slices: IntArray, num_q: int, num_k: int) -> npt.NDArray[np.bool_]:
     """bool [num_q, num_k] with the slices' cells set."""
     dense = np.zeros((num_q, num_k), dtype=np.bool_)

@@ -4,36 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from megatron_magi.checks import integer
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import AttnMask
-from megatron_magi.core.plan.attn_plan import (
-    FORWARD_MODES,
-    AttnPlan,
-    check_inputs,
-    digests,
-    no_transfers,
-)
+from megatron_magi.core.plan.attn_plan import AttnPlan, check_inputs
 from megatron_magi.core.plan.cross_layout import key_layout_for, query_layouts
 from megatron_magi.core.plan.head_shape import HeadShape
-from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
-from megatron_magi.core.plan.query_stage import (
-    Pairs,
-    choose_pairs,
-    moved_loads,
-    transfers_of_queries,
-)
-from megatron_magi.core.plan.stage_costs import stage_costs
+from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_num_tokens, check_size
+from megatron_magi.core.plan.plan_on import plan_on
 from megatron_magi.core.plan.stage_times import predict_times
 from megatron_magi.core.plan.token_layout import (
     LOAD_CAPS,
     Homes,
-    Int32Array,
-    Int64Array,
     TokenLayout,
+    check_layout,
     choose_token_layout,
+    num_local_tokens,
     ranks_per_node,
 )
 
@@ -67,24 +53,46 @@ def make_attn_plan(
     """
     cp_size = integer(cp_size, "cp_size")
     token_multiple = integer(token_multiple, "token_multiple")
-    check_inputs(mask, head_shape, config, layout, key_layout)
-    _check(mask, cp_size, layout, token_multiple)
-    check_size(mask, cp_size, config, layout, token_multiple)
+    check_problem(mask, cp_size, head_shape, config, layout, token_multiple)
     if key_layout is not None or mask.total_seqlen_q != mask.total_seqlen_k:
         homes = _cross_homes(mask, cp_size, config, layout, key_layout, token_multiple)
-        plans = [_plan_on(each, mask, head_shape, config) for each in homes]
-        return min(plans, key=_predicted_us)
-    if layout is not None:
-        return _plan_on(Homes(layout, layout), mask, head_shape, config)
-    caps = LOAD_CAPS if config.max_imbalance is None else (config.max_imbalance,)
-    if not ranks_per_node(config, cp_size):
-        caps = caps[:1]  # inside a node rows are cheap, and an unequal load never pays
-    layouts = [
+    elif layout is not None:
+        homes = [Homes(layout, layout)]
+    else:
+        homes = [Homes(each, each) for each in _layouts(mask, cp_size, config, token_multiple)]
+    plans = [plan_on(each, mask, head_shape, config) for each in homes]
+    return plans[0] if len(plans) == 1 else min(plans, key=predicted_us)
+
+
+def _layouts(
+    mask: AttnMask, cp_size: int, config: MagiConfig, token_multiple: int
+) -> list[TokenLayout]:
+    """Layouts to choose from in self-attention."""
+    return [
         choose_token_layout(mask, cp_size, replace(config, max_imbalance=cap), token_multiple)
-        for cap in caps
+        for cap in load_caps(config, cp_size)
     ]
-    plans = [_plan_on(Homes(each, each), mask, head_shape, config) for each in layouts]
-    return plans[0] if len(plans) == 1 else min(plans, key=_predicted_us)
+
+
+def load_caps(config: MagiConfig, cp_size: int) -> tuple[float, ...]:
+    """Highest loads over the mean that a layout is chosen for, of which the best plan is taken."""
+    caps = LOAD_CAPS if config.max_imbalance is None else (config.max_imbalance,)
+    # Inside a node rows are cheap, and an unequal load never pays.
+    return caps if ranks_per_node(config, cp_size) else caps[:1]
+
+
+def check_problem(
+    mask: AttnMask,
+    cp_size: int,
+    head_shape: HeadShape,
+    config: MagiConfig,
+    layout: TokenLayout | None,
+    token_multiple: int,
+) -> None:
+    """Refuse what cannot be planned, or takes too long; the errors are those of make_attn_plan."""
+    check_inputs(mask, head_shape, config, layout)
+    _check(mask, cp_size, layout, token_multiple)
+    check_size(mask, cp_size, config, layout, token_multiple)
 
 
 def _cross_homes(
@@ -97,7 +105,10 @@ def _cross_homes(
 ) -> list[Homes]:
     """Layouts to choose from in cross-attention; those that are given stay."""
     if key_layout is not None:
+        check_layout(key_layout, "key_layout")
         _check_fit(key_layout, mask.total_seqlen_k, cp_size, 1)
+    keys = num_local_tokens(mask.total_seqlen_k, cp_size, config) if key_layout is None else 0
+    check_num_tokens(keys * cp_size, mask.total_seqlen_k, config, token_multiple)
     queries = query_layouts(mask, cp_size, config, token_multiple) if layout is None else [layout]
     return [
         Homes(each, key_layout or key_layout_for(mask, each, config, token_multiple))
@@ -105,59 +116,8 @@ def _cross_homes(
     ]
 
 
-def _plan_on(homes: Homes, mask: AttnMask, head_shape: HeadShape, config: MagiConfig) -> AttnPlan:
-    queries, keys = homes
-    cross_layout = None if keys is queries else keys
-    query_transfers = no_transfers()
-    degree, forward, transfers, loads = _transfers(homes, mask, head_shape, config)
-    if config.send_queries or (config.send_queries is None and cross_layout is not None):
-        pairs = choose_pairs(mask, homes, transfers, head_shape, config)
-        if pairs.any():
-            degree, forward, transfers, tiles = _transfers(homes, mask, head_shape, config, pairs)
-            loads = _with_moved_tiles(tiles, mask, homes, pairs)
-            query_transfers = transfers_of_queries(mask, homes, pairs)
-    digest, of_fields = digests(mask, queries, head_shape, config, cross_layout)
-    return AttnPlan(
-        mask, queries, head_shape, config, degree, FORWARD_MODES[forward], transfers, loads,
-        digest, of_fields, cross_layout, query_transfers,
-    )  # fmt: skip
-
-
-def _transfers(
-    homes: Homes,
-    mask: AttnMask,
-    head_shape: HeadShape,
-    config: MagiConfig,
-    by_queries: Pairs | None = None,
-) -> tuple[int, int, Int32Array, Int64Array]:
-    """Overlap degree, number of the forward mode, transfers of keys, and tiles of each rank's
-    queries.
-
-    Args:
-        by_queries: between which ranks no keys are sent; None: between all that need some.
-    """
-    queries, keys = homes
-    return queries.native.solve_transfers(
-        mask.slices,
-        tile_q=config.costs.tile_q,
-        tile_k=config.costs.tile_k,
-        degree=-1 if config.overlap_degree is None else config.overlap_degree,
-        forward=-1 if config.forward_mode is None else FORWARD_MODES.index(config.forward_mode),
-        costs=stage_costs(head_shape, config, queries.num_local_tokens),
-        ranks_per_node=ranks_per_node(config, queries.cp_size),
-        keys=keys.native,
-        by_queries=by_queries,
-    )
-
-
-def _with_moved_tiles(tiles: Int64Array, mask: AttnMask, homes: Homes, pairs: Pairs) -> Int64Array:
-    """The tiles that each rank computes: cells that move count as tiles by the mask's average."""
-    areas = homes.queries.native.pair_areas(mask.slices, homes.keys.native)
-    moved = moved_loads(areas, pairs) - areas.sum(1)
-    return np.maximum(0, tiles + moved * int(tiles.sum()) // max(1, int(areas.sum())))
-
-
-def _predicted_us(plan: AttnPlan) -> float:
+def predicted_us(plan: AttnPlan) -> float:
+    """Forward and backward of one layer on the slowest rank, by the cost table."""
     times = predict_times(plan)
     return times.forward_us + times.backward_us
 

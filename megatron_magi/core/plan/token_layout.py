@@ -19,6 +19,9 @@ from megatron_magi.core.plan.kept import Kept, kept_of
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
+LayerMasks = tuple[tuple[AttnMask, int], ...]
+"""The masks of one sequence in a model, each with its number of layers."""
+
 PADDING_UNIT = 4096
 """If padding is needed, ranks are padded to a multiple of at most this many rows."""
 
@@ -208,18 +211,19 @@ def check_chunk_size(chunk_size: int | None, total_seqlen: int, cp_size: int) ->
 
 
 def choose_token_layout(
-    mask: AttnMask, cp_size: int, config: MagiConfig, token_multiple: int = 1
+    masks: AttnMask | LayerMasks, cp_size: int, config: MagiConfig, token_multiple: int = 1
 ) -> TokenLayout:
-    """Choose the chunk size and an owner for every chunk, by the tiles of the mask.
+    """Choose the chunk size and an owner for every chunk, by the tiles of all layers together.
 
     Raises:
         ValueError: a fixed chunk_size too large to give every rank a chunk.
     """
-    total = mask.total_seqlen_q
+    layers = ((masks, 1),) if isinstance(masks, AttnMask) else masks
+    total = layers[0][0].total_seqlen_q
     check_chunk_size(config.chunk_size, total, cp_size)
     trials = config.costs.swap_trials
     chunk_size, chunk_ranks = solver.solve_dispatch(
-        mask.slices,
+        [(mask.slices, num_layers) for mask, num_layers in layers],
         num_local_tokens=num_local_tokens(total, cp_size, config, token_multiple),
         cp_size=cp_size,
         chunk_size=-1 if config.chunk_size is None else config.chunk_size,

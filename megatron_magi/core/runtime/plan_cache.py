@@ -12,6 +12,8 @@ from megatron_magi.core.kernel.autograd import one_graph_break
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout, make_attn_plan
 from megatron_magi.core.plan.attn_plan import check_inputs
+from megatron_magi.core.plan.layer_plans import make_layer_plans
+from megatron_magi.core.plan.token_layout import LayerMasks
 
 CAPACITY = 64
 """A plan keeps what a device holds of it alive (10 to 20 MiB at a million tokens on 8 ranks):
@@ -68,13 +70,43 @@ def plan_for(
     """
     config = MagiConfig() if config is None else config
     check_inputs(mask, head_shape, config, layout, key_layout)
-    if isinstance(cp_size, int) or is_integer_like(cp_size):
-        size = integer(cp_size, "cp_size")
-    else:
-        size = group_size(cp_size)
-        config = with_nodes_of(cp_size, config)
+    size, config = _size_and_config(cp_size, config)
     tokens = integer(token_multiple, "token_multiple")
     return cached_plan(mask, size, head_shape, config, layout, key_layout, tokens)
+
+
+def layer_plans_for(
+    layers: LayerMasks,
+    cp_size: int | CpGroup,
+    head_shape: HeadShape,
+    config: MagiConfig,
+    *,
+    token_multiple: int = 1,
+) -> tuple[AttnPlan, ...]:
+    """The plans of all masks of a model, made or remembered; see `make_layer_plans`.
+
+    Args:
+        cp_size: as in `plan_for`.
+    """
+    for mask, _ in layers:
+        check_inputs(mask, head_shape, config, None)
+    size, config = _size_and_config(cp_size, config)
+    return _cached_layer_plans(layers, size, head_shape, config, token_multiple)
+
+
+@lru_cache(maxsize=CAPACITY)
+def _cached_layer_plans(
+    layers: LayerMasks, cp_size: int, head_shape: HeadShape, config: MagiConfig, token_multiple: int
+) -> tuple[AttnPlan, ...]:
+    if len(layers) == 1:  # which another call may have planned
+        return (cached_plan(layers[0][0], cp_size, head_shape, config, None, None, token_multiple),)
+    return make_layer_plans(layers, cp_size, head_shape, config, token_multiple=token_multiple)
+
+
+def _size_and_config(cp_size: int | CpGroup, config: MagiConfig) -> tuple[int, MagiConfig]:
+    if isinstance(cp_size, int) or is_integer_like(cp_size):
+        return integer(cp_size, "cp_size"), config
+    return group_size(cp_size), with_nodes_of(cp_size, config)
 
 
 def with_nodes_of(cp_group: CpGroup, config: MagiConfig) -> MagiConfig:

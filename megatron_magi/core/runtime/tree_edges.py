@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from megatron_magi.checks import instance
@@ -16,6 +15,7 @@ from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_g
 from megatron_magi.core.mask.tree import PrefixTree
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.plan.attn_plan import check_plan
+from megatron_magi.core.runtime.rank_sum import sum_over_ranks
 from megatron_magi.core.tensor_checks import device as checked_device
 from megatron_magi.core.tensor_checks import on_host, tensor
 
@@ -123,7 +123,7 @@ def sum_by_branch(values: Tensor, edges: TreeEdges, tree: PrefixTree, cp_group: 
     nodes = torch.from_numpy(np.repeat(np.arange(len(tree.parents)), tree.node_lengths))
     of_node = of_node.index_add(0, nodes.to(values.device)[edges.targets], values)
     member = _membership(tree.branches(), len(tree.parents)).to(values)
-    return _SumOverRanks.apply(member @ of_node, cp_group)
+    return sum_over_ranks(member @ of_node, cp_group)
 
 
 def _membership(branches: Sequence[Sequence[int]], num_nodes: int) -> Tensor:
@@ -132,19 +132,3 @@ def _membership(branches: Sequence[Sequence[int]], num_nodes: int) -> Tensor:
     for row, nodes in zip(member, branches, strict=True):
         row[list(nodes)] = 1
     return member
-
-
-class _SumOverRanks(torch.autograd.Function):
-    """An all-reduce whose gradient stays on the rank."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, cp_group: CpGroup) -> Tensor:
-        group = resolve_group(cp_group)
-        values = values.clone()
-        if group is not None:
-            dist.all_reduce(values, group=group)
-        return values
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None

@@ -8,6 +8,7 @@
 
 #include "planner/ceil_div.h"
 #include "planner/dispatch.h"
+#include "planner/kind_balance.h"
 #include "planner/loads.h"
 #include "planner/node_search.h"
 #include "planner/repair.h"
@@ -18,10 +19,11 @@ namespace {
 
 struct Candidate {
   int64_t chunk_size = 0;
-  std::vector<int64_t> loads;  // tiles per chunk
-  std::vector<int32_t> ranks;  // by LPT, then trades for balance
-  int64_t max_load = 0;        // tiles of the fullest rank
-  int64_t cap = 0;             // what max_imbalance allows
+  std::vector<LayerKind> kinds;  // one for each mask
+  std::vector<int64_t> loads;    // tiles per chunk, of all kinds
+  std::vector<int32_t> ranks;    // by LPT, then trades for balance
+  int64_t max_load = 0;          // tiles of the fullest rank of every kind
+  int64_t cap = 0;               // what max_imbalance allows
 };
 
 int64_t load_cap(std::span<const int64_t> loads, const DispatchProblem& problem) {
@@ -36,12 +38,39 @@ int64_t load_cap(std::span<const int64_t> loads, const DispatchProblem& problem)
              kMillion;
 }
 
+// Tiles of all layers with each mask; as `tile_loads`.
+std::vector<std::vector<int64_t>> tiles_of_masks(const DispatchProblem& problem, int64_t chunk_size,
+                                                 int64_t num_chunks) {
+  std::vector<std::vector<int64_t>> tiles;
+  for (const LayerMask& mask : problem.masks) {
+    tiles.push_back(
+        tile_loads(mask.slices, chunk_size, num_chunks, problem.tile_q, problem.tile_k));
+    for (int64_t& load : tiles.back()) load *= mask.num_layers;
+  }
+  return tiles;
+}
+
+// The slices of all masks: a row that any layer reads counts once.
+std::vector<Slice> all_slices(std::span<const LayerMask> masks) {
+  std::vector<Slice> all;
+  for (const LayerMask& mask : masks) {
+    all.insert(all.end(), mask.slices.begin(), mask.slices.end());
+  }
+  return all;
+}
+
 Candidate try_size(const DispatchProblem& problem, int64_t chunk_size,
-                   std::span<const int64_t> tiles) {
+                   std::span<const std::vector<int64_t>> tiles) {
   Candidate candidate;
   candidate.chunk_size = chunk_size;
   const int64_t parts = ceil_div(chunk_size, problem.tile_q);
-  candidate.loads = sum_groups(tiles, parts);
+  for (const std::vector<int64_t>& of_mask : tiles) {
+    std::vector<int64_t> loads = sum_groups(of_mask, parts);
+    candidate.loads.resize(loads.size());
+    for (size_t c = 0; c < loads.size(); ++c) candidate.loads[c] += loads[c];
+    const int64_t cap = load_cap(loads, problem);
+    candidate.kinds.push_back({std::move(loads), cap});
+  }
   candidate.ranks = dispatch_lpt(candidate.loads, problem.cp_size);
   const auto fullest = [&] {
     return std::ranges::max(rank_loads(candidate.loads, candidate.ranks, problem.cp_size));
@@ -54,6 +83,13 @@ Candidate try_size(const DispatchProblem& problem, int64_t chunk_size,
     candidate.ranks =
         balance(candidate.loads, problem.cp_size, candidate.cap, std::move(candidate.ranks));
     candidate.max_load = fullest();
+  }
+  if (tiles.size() > 1) {
+    Segments none;
+    none.of_chunk.begin.resize(candidate.loads.size() + 1);
+    candidate.ranks =
+        balance_kinds(none, candidate.kinds, problem.cp_size, std::move(candidate.ranks));
+    candidate.max_load = sum_of_fullest(candidate.kinds, candidate.ranks, problem.cp_size);
   }
   return candidate;
 }
@@ -71,14 +107,14 @@ Candidate best_candidate(const DispatchProblem& problem) {
                                    ? std::vector<int64_t>{*problem.chunk_size}
                                    : chunk_candidates(problem.num_local_tokens, problem.tile_q);
   const int64_t num_rows = problem.num_local_tokens * problem.cp_size;
-  std::vector<int64_t> tiles;
+  std::vector<std::vector<int64_t>> tiles;
   bool tiled = false;  // the chunks of `tiles` are whole tiles
   Candidate best;
   for (const int64_t size : sizes) {
     // Tiles are counted from the chunk's start: for multiples of tile_q they are the same tiles.
     const bool was_tiled = std::exchange(tiled, size % problem.tile_q == 0);
     if (!was_tiled || !tiled) {
-      tiles = tile_loads(problem.slices, size, num_rows / size, problem.tile_q, problem.tile_k);
+      tiles = tiles_of_masks(problem, size, num_rows / size);
     }
     Candidate candidate = try_size(problem, size, tiles);
     if (best.chunk_size == 0 || cost(candidate) < cost(best)) best = std::move(candidate);
@@ -122,7 +158,8 @@ Dispatch solve_dispatch(const DispatchProblem& problem) {
   const int64_t trials =
       problem.swap_trials >= 0 ? problem.swap_trials : default_swap_trials(num_chunks);
   if (trials > 0 && problem.cp_size > 1) {
-    const RangeLists keys = keys_by_block(problem.slices, best.chunk_size, num_chunks);
+    const std::vector<Slice> slices = all_slices(problem.masks);
+    const RangeLists keys = keys_by_block(slices, best.chunk_size, num_chunks);
     const Segments segments = make_segments(keys, best.chunk_size);
     const SwapProblem search{.segments = segments,
                              .chunk_loads = best.loads,
@@ -133,6 +170,9 @@ Dispatch solve_dispatch(const DispatchProblem& problem) {
     best.ranks = problem.ranks_per_node > 0
                      ? node_search(search, problem.ranks_per_node, std::move(best.ranks))
                      : swap_search(search, std::move(best.ranks));
+    if (best.kinds.size() > 1) {
+      best.ranks = balance_kinds(segments, best.kinds, problem.cp_size, std::move(best.ranks));
+    }
   }
   return {best.chunk_size, std::move(best.ranks)};
 }

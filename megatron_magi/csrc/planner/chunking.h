@@ -10,8 +10,14 @@
 
 namespace magi {
 
+// The mask of some layers of a model.
+struct LayerMask {
+  std::vector<Slice> slices;  // canonical
+  int64_t num_layers = 1;
+};
+
 struct DispatchProblem {
-  std::span<const Slice> slices;      // canonical
+  std::span<const LayerMask> masks;   // of one sequence; a chunk's load is summed over the layers
   int64_t num_local_tokens = 0;       // per rank, padding included
   int64_t cp_size = 0;                // ranks
   std::optional<int64_t> chunk_size;  // divides num_local_tokens; nullopt: choose

@@ -59,6 +59,38 @@ def test_packed_documents(window: tuple[int, int], causal: bool) -> None:
     assert mask.num_slices == 3
 
 
+@pytest.mark.parametrize("window", [(-1, -1), (2, 0), (0, 0), (2, 1), (-1, 1), (1, -1), (50, 50)])
+def test_a_window_cuts_any_mask(window: tuple[int, int]) -> None:
+    left, right = window
+    mask = masks.prefix_lm([0, 5, 12], [3, 0], total_seqlen=13)
+    seen = mask.to_dense()
+    cut = masks.within_window(mask, window)
+    expect(
+        cut,
+        lambda q, k: (
+            bool(seen[q, k]) and (left < 0 or k - q >= -left) and (right < 0 or k - q <= right)
+        ),
+    )
+    assert cut.num_slices <= mask.num_slices
+    packed = masks.from_cu_seqlens(CU, causal=False)
+    assert masks.within_window(packed, window) == masks.from_cu_seqlens(
+        CU, causal=False, window_size=window
+    )
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 50])
+def test_chunks_begin_with_their_document(size: int) -> None:
+    expect(
+        masks.chunked(CU, size, total_seqlen=13),
+        lambda q, k: (
+            same(CU, q, k)
+            and k <= q
+            and (q - CU[document(CU, q)]) // size == (k - CU[document(CU, k)]) // size
+        ),
+    )
+    assert masks.chunked([0], size) == masks.full(0)
+
+
 def test_key_documents_of_other_lengths_align_at_the_end() -> None:
     cu_k = [0, 2, 2, 7, 9]
     mask = masks.from_cu_seqlens(CU, cu_k, causal=True)

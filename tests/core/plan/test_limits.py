@@ -27,7 +27,7 @@ def no_solver(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("the planner began")
 
     monkeypatch.setattr(planning, "choose_token_layout", reached)
-    monkeypatch.setattr(planning, "stage_costs", reached)  # the last thing before the transfers
+    monkeypatch.setattr(planning, "plan_on", reached)
 
 
 @pytest.mark.usefixtures("no_solver")

@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
-from megatron_magi.core.plan import AttnPlan, TokenLayout, contiguous_layout, make_attn_plan
+from megatron_magi.core.plan import (
+    AttnPlan,
+    PlanSizeError,
+    TokenLayout,
+    contiguous_layout,
+    make_attn_plan,
+)
 from megatron_magi.core.plan.query_stage import MOST_LOAD
 from tests.core.runtime.cross_jobs import random_layout
 from tests.dense import random_mask
@@ -190,6 +196,12 @@ def test_homes_are_part_of_the_digest() -> None:
     ]
     assert len({plan.digest for plan in plans}) == 3
     assert "key layout" in plans[1].field_digests
+
+
+def test_more_keys_than_positions_are_refused() -> None:
+    mask = AttnMask([[0, 8, 0, 24, -99, 99]], 8, 2**30)
+    with pytest.raises(PlanSizeError, match="at most 1,073,741,824 tokens"):
+        make_attn_plan(mask, 3, FEW_KEY_HEADS, MagiConfig())
 
 
 def test_a_key_layout_of_another_length_is_refused() -> None:
