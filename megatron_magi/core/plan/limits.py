@@ -49,7 +49,13 @@ def check_size(
         chunk_size = config.chunk_size or -(-num_local // USEFUL_CHUNKS[-1])
     else:
         num_local, chunk_size = layout.num_local_tokens, layout.chunk_size
-    check_num_tokens(num_local * cp_size, mask.total_seqlen_q, config, token_multiple)
+    if num_local * cp_size > MAX_TOKENS:
+        raise PlanSizeError(
+            f"a plan takes at most {MAX_TOKENS:,} tokens, padding included, got "
+            f"{num_local * cp_size:,} for a sequence of {mask.total_seqlen_q:,} with "
+            f"MagiConfig.chunk_size {config.chunk_size} and token_multiple {token_multiple}; use a "
+            f"smaller chunk_size or token_multiple, or a shorter sequence"
+        )
     _check_chunks(mask, cp_size, config, -(-num_local // chunk_size))
     _check_slices(mask, cp_size, min(chunk_size, config.costs.tile_q))
     trials = config.costs.swap_trials or 0
@@ -57,19 +63,6 @@ def check_size(
         raise PlanSizeError(
             f"CostTable.swap_trials must be at most {MAX_TRIALS:,}, got {trials:,}; "
             f"leave it out for a budget that grows with the chunks"
-        )
-
-
-def check_num_tokens(
-    num_tokens: int, total_seqlen: int, config: MagiConfig, token_multiple: int
-) -> None:
-    """Refuse more rows than int32 positions allow, padding included."""
-    if num_tokens > MAX_TOKENS:
-        raise PlanSizeError(
-            f"a plan takes at most {MAX_TOKENS:,} tokens, padding included, got {num_tokens:,} for "
-            f"a sequence of {total_seqlen:,} with MagiConfig.chunk_size {config.chunk_size} and "
-            f"token_multiple {token_multiple}; use a smaller chunk_size or token_multiple, or a "
-            f"shorter sequence"
         )
 
 

@@ -10,7 +10,7 @@ from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan.attn_plan import AttnPlan, check_inputs
 from megatron_magi.core.plan.cross_layout import key_layout_for, query_layouts
 from megatron_magi.core.plan.head_shape import HeadShape
-from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_num_tokens, check_size
+from megatron_magi.core.plan.limits import MAX_CP_SIZE, check_size
 from megatron_magi.core.plan.plan_on import plan_on
 from megatron_magi.core.plan.stage_times import predict_times
 from megatron_magi.core.plan.token_layout import (
@@ -19,7 +19,6 @@ from megatron_magi.core.plan.token_layout import (
     TokenLayout,
     check_layout,
     choose_token_layout,
-    num_local_tokens,
     ranks_per_node,
 )
 
@@ -107,8 +106,6 @@ def _cross_homes(
     if key_layout is not None:
         check_layout(key_layout, "key_layout")
         _check_fit(key_layout, mask.total_seqlen_k, cp_size, 1)
-    keys = num_local_tokens(mask.total_seqlen_k, cp_size, config) if key_layout is None else 0
-    check_num_tokens(keys * cp_size, mask.total_seqlen_k, config, token_multiple)
     queries = query_layouts(mask, cp_size, config, token_multiple) if layout is None else [layout]
     return [
         Homes(each, key_layout or key_layout_for(mask, each, config, token_multiple))

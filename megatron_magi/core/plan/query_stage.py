@@ -80,7 +80,7 @@ def choose_pairs(
     size = homes.queries.cp_size
     keys = rows_between(key_transfers, size).T
     queries = rows_between(transfers_of_queries(mask, homes), size)
-    saved = keys * _key_row_bytes(head_shape, config) - queries * head_shape.query_row_bytes
+    saved = keys * head_shape.key_row_bytes(config) - queries * head_shape.query_row_bytes
     areas = homes.queries.native.pair_areas(mask.slices, homes.keys.native)
     pairs: Pairs = (saved > 0) & ~np.eye(size, dtype=bool)
     most = max(int(areas.sum(1).max()), int(areas.sum() / size * MOST_LOAD))
@@ -124,10 +124,3 @@ def moved_loads(areas: Int64Array, pairs: Pairs) -> Int64Array:
     moved = np.where(pairs, areas, 0)
     loads: Int64Array = areas.sum(1) - moved.sum(1) + moved.sum(0)
     return loads
-
-
-def _key_row_bytes(head_shape: HeadShape, config: MagiConfig) -> int:
-    """Bytes of a key that is read on another rank, forward and backward."""
-    times = 1 if config.keep_received_keys else 2
-    grad = 4 if config.dkv_reduce_in_fp32 else head_shape.bytes_per_element
-    return times * head_shape.kv_row_bytes + head_shape.kv_row_elements * grad
