@@ -52,4 +52,4 @@ echo "== 5/5 comparison: losses, gradient norms, and all gradients of step 10"
 "$python" -m megatron_magi viz --data "$data" --seq-length 32768 --cp 4 --heads 32,8,64 --only shares \
   --out "$runs"
 echo "next: torchrun -m megatron_magi.run pretrain_gpt.py <your flags> --attention-backend magi"
-echo "      your own Megatron job: docs/megatron_lm.md; your own text: docs/quickstart.md"
+echo "      your own Megatron job: docs/guides/megatron_lm.md; your own text: docs/start/quickstart.md"

@@ -32,7 +32,9 @@ SMALLER = {
 """Numbers of README's example, and those that a test can take."""
 
 
-@pytest.mark.parametrize("page", ["masks.md", "migrating.md", "megatron_lm.md"])
+@pytest.mark.parametrize(
+    "page", ["guides/masks.md", "guides/migrating.md", "guides/megatron_lm.md"]
+)
 def test_examples_run(page: str) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S)
     assert blocks
@@ -114,7 +116,7 @@ def test_the_dry_run_on_the_page_is_what_the_command_prints(
 ) -> None:
     pytest.importorskip("omegaconf")
     monkeypatch.chdir(tmp_path)
-    page = (DOCS / "training.md").read_text()
+    page = (DOCS / "trainer/training.md").read_text()
     given, screen = re.search(
         r"^    megatron-magi (train [^\n]* --dry-run)\n\n```text\n(.*?)^```", page, re.M | re.S
     ).groups()
@@ -126,7 +128,7 @@ def test_the_screen_of_doctor_has_the_lines_of_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What is found differs from machine to machine, and which lines there are does not."""
-    page = (DOCS / "cli.md").read_text()
+    page = (DOCS / "reference/cli.md").read_text()
     screen = page.split("<!-- screen doctor -->\n")[1].split("\nIt also runs")[0]
     assert main(["doctor"]) == 0
     names = r"^ *(?:(?:ok|--|!!)  ([\w-]+(?: [\w-]+)?)  |(kernel|transport|layers)  |(ready): )"
@@ -135,7 +137,7 @@ def test_the_screen_of_doctor_has_the_lines_of_the_command(
     assert "CHECKOUT/megatron_magi.libs" in screen or "megatron_magi.libs" not in screen
 
 
-@pytest.mark.parametrize("page", ["megatron.md", "megatron_lm.md"])
+@pytest.mark.parametrize("page", ["guides/megatron_core.md", "guides/megatron_lm.md"])
 def test_the_start_up_line_on_a_page_is_that_of_its_plan(page: str) -> None:
     pattern = (
         r"megatron_magi active: .* cp (\d+), heads (\d+)/(\d+)x(\d+), chunk (\d+), "
@@ -150,13 +152,13 @@ def test_the_start_up_line_on_a_page_is_that_of_its_plan(page: str) -> None:
 
 def test_the_rendered_mask_is_the_one_on_the_page() -> None:
     text = masks.render_dense(masks.from_cu_seqlens([0, 3, 8], window_size=(2, 0)))
-    page = re.sub(r"^ {4}", "", (DOCS / "masks.md").read_text(), flags=re.M)
+    page = re.sub(r"^ {4}", "", (DOCS / "guides/masks.md").read_text(), flags=re.M)
     assert text in page
 
 
 def test_the_reference_names_what_there_is() -> None:
     """The site is built without importing anything, so a stale name would only be absent there."""
-    page = (DOCS / "api.md").read_text()
+    page = (DOCS / "reference/api.md").read_text()
     entries = re.findall(r"^::: (\S+)\n(?:    options: \{members: \[(.*)\]\})?", page, re.M)
     assert {"megatron_magi", "megatron_magi.masks", "megatron_magi.magi_attention"} <= {
         name for name, members in entries if not members
@@ -170,7 +172,7 @@ def test_the_reference_names_what_there_is() -> None:
 
 
 def test_migrating_names_every_argument_without_effect() -> None:
-    page = (DOCS / "migrating.md").read_text()
+    page = (DOCS / "guides/migrating.md").read_text()
     for name in api.TUNING_ARGUMENTS:
         assert f"`{name}`" in page
 
@@ -184,7 +186,7 @@ def test_generated_pages_are_what_the_code_says() -> None:
 def test_the_mask_function_of_the_docs_keeps_samples_apart() -> None:
     from megatron_magi.launcher.documents import MaskRequest
 
-    page = (DOCS / "megatron_lm.md").read_text()
+    page = (DOCS / "guides/megatron_lm.md").read_text()
     names: dict[str, object] = {}
     exec(re.search(r"^```python\n(.*?)^```", page, re.M | re.S)[1], names)
     mask = names["frames"](MaskRequest((0, 50, 98), None))
@@ -194,7 +196,7 @@ def test_the_mask_function_of_the_docs_keeps_samples_apart() -> None:
 def test_every_flag_and_version_of_the_launcher_is_on_its_page() -> None:
     from megatron_magi.launcher import flags, hook_points
 
-    page = (DOCS / "megatron_lm.md").read_text()
+    page = (DOCS / "guides/megatron_lm.md").read_text()
     for action in flags.flag_parser()._actions:
         assert f"| `{action.option_strings[0]}` |" in page
     for minor in range(hook_points.FIRST[1], hook_points.LAST[1] + 1):

@@ -1,4 +1,4 @@
-"""docs/versions.md claims what its records hold, and the package claims no version beside them."""
+"""docs/reference/versions.md claims what its records hold, and the package claims no version beside them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECORDS = ROOT / "benchmarks" / "records"
 
 
 def rows() -> list[list[str]]:
-    page = (ROOT / "docs" / "versions.md").read_text()
+    page = (ROOT / "docs" / "reference/versions.md").read_text()
     return [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| 3.")]
 
 
@@ -39,9 +39,9 @@ def test_every_row_is_a_record_and_every_record_a_row() -> None:
 def test_the_oldest_claimed_versions_were_run() -> None:
     """The oldest Python by every run of scripts/test.sh, which the page says."""
     project = (ROOT / "pyproject.toml").read_text()
-    limits = (ROOT / "docs" / "limits.md").read_text()
+    limits = (ROOT / "docs" / "reference/supported.md").read_text()
     (python,) = re.findall(r'requires-python = ">=(3\.\d+)"', project)
     ((claimed, torch),) = re.findall(r"\| versions \| Python (3\.\d+)\+, torch (2\.\d+)\+", limits)
-    page = (ROOT / "docs" / "versions.md").read_text()
+    page = (ROOT / "docs" / "reference/versions.md").read_text()
     assert claimed == python and f"which CI runs, is green on Python {python} " in page
     assert any(row[1].startswith(f"{torch}.") for row in rows())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-GLOSSARY = ROOT / "docs" / "words.md"
+GLOSSARY = ROOT / "docs" / "reference/glossary.md"
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -103,7 +103,7 @@ def test_a_wrong_glossary_is_noticed(change: Callable[[list[Row]], list[Row]], f
 
 
 def test_the_glossary_can_be_found() -> None:
-    assert "(docs/words.md)" in (ROOT / "README.md").read_text()
+    assert "(docs/reference/glossary.md)" in (ROOT / "README.md").read_text()
     assert re.search(r"\bwords\.md\b", (ROOT / "mkdocs.yml").read_text())
 
 

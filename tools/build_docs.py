@@ -3,7 +3,7 @@
 python -m tools.build_docs            # write all; needs megatron-core and matplotlib
 python -m tools.build_docs --check    # exit code 1 if a table of the launcher differs
 
-The reference, docs/api.md, is filled by mkdocstrings when the site is built (build_site.sh).
+The reference, docs/reference/api.md, is filled by mkdocstrings when the site is built (build_site.sh).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from megatron_magi.cli.parser import CommandParser
 from tools.docs_launcher import page_with_tables
 
 ROOT = Path(__file__).resolve().parents[1]
-LAUNCHER_PAGE = ROOT / "docs" / "megatron_lm.md"
+LAUNCHER_PAGE = ROOT / "docs" / "guides/megatron_lm.md"
 IMAGES = ROOT / "docs" / "images"
 
 
@@ -36,7 +36,7 @@ def main() -> int:
     print(f"wrote {LAUNCHER_PAGE.relative_to(ROOT)}")
     from tools.docs_tables import update_page
 
-    for name in ("tuning.md", "cli.md"):
+    for name in ("guides/tuning.md", "reference/cli.md"):
         update_page(ROOT / "docs" / name)
         print(f"wrote the tables and screens of docs/{name}")
     if not options.no_pictures:

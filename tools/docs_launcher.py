@@ -1,4 +1,4 @@
-"""Tables of docs/megatron_lm.md, made from the launcher's own tables."""
+"""Tables of docs/guides/megatron_lm.md, made from the launcher's own tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The masks of the kernel benchmark, by name and length; docs/kernel_notes.md describes them."""
+"""The masks of the kernel benchmark, by name and length; docs/design/forward_kernel.md describes them."""
 
 from __future__ import annotations
 

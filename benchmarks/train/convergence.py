@@ -1,4 +1,4 @@
-"""The runs behind docs/convergence.md: curves, noise floors, negative controls.
+"""The runs behind docs/results/convergence.md: curves, noise floors, negative controls.
 
     python -m benchmarks.train.convergence --data PREFIX --out OUT --work WORK b_documents
     python -m benchmarks.train.convergence --gpus 0,1,2,3 --data ... a_baseline a_ours

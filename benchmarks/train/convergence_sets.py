@@ -1,4 +1,4 @@
-"""The runs of docs/convergence.md as sets: models A, B and C, noise runs, negative controls."""
+"""The runs of docs/results/convergence.md as sets: models A, B and C, noise runs, negative controls."""
 
 from __future__ import annotations
 

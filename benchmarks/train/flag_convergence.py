@@ -1,4 +1,4 @@
-"""The runs of docs/convergence_protocol.md, on two or more GPUs of one host.
+"""The runs of docs/results/convergence_protocol.md, on two or more GPUs of one host.
 
     python -m benchmarks.train.flag_convergence --megatron CHECKOUT --data FOLDER --out OUT \
         --work WORK te_p2p gradients magi

@@ -1,4 +1,4 @@
-"""Masks of the runs of docs/convergence_protocol.md, right ones and such with one error.
+"""Masks of the runs of docs/results/convergence_protocol.md, right ones and such with one error.
 
 They are functions for `--magi-mask`. The flag joins the samples of a microbatch to one stream,
 whose bounds a request has.

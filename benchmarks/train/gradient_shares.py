@@ -6,7 +6,7 @@
 
 Every folder is one of Megatron's --save with the wgrads of one step (--save-wgrads-interval 1), all
 from the same weights and samples. A control is a run with one error, and the fp32 run with that
-error. Exit code 0: every gate holds. The gates are fixed in docs/llama3_protocol.md:
+error. Exit code 0: every gate holds. The gates are fixed in docs/results/llama3_protocol.md:
 
 - error: |run - truth| over stock's, in the median of parameters at most 1.05, at worst 1.25;
 - share: how much of an error a run has, the projection of (run - truth) on (fp32 with the error -

@@ -4,7 +4,7 @@
 
 OUT has the folders of flag_convergence.py's group `recall`. Printed for every run: the tokens that
 a key foretells, how many of them were missed, their mean loss in nats, and the verdict of
-docs/convergence_protocol.md: ours misses none, and an error shows.
+docs/results/convergence_protocol.md: ours misses none, and an error shows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The runs of docs/convergence_protocol.md on tokens that only one key foretells."""
+"""The runs of docs/results/convergence_protocol.md on tokens that only one key foretells."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Pack text files, folders or JSON lines into Megatron's .bin/.idx.
 
 Prints documents, tokens, and Megatron's flags to train on them. All about inputs and tokenizers:
-docs/data.md.
+docs/guides/data.md.
 
 examples:
   megatron-magi data my_texts/ --output runs/data/corpus --include '*.md' '*.txt'

@@ -98,7 +98,7 @@ def missing(module: str, name: str, ours: ModuleType) -> ImportError | Attribute
         except ImportError as error:  # one that says what replaced it
             return error
         except AttributeError:
-            remedy = "see docs/migrating.md for what stands for it"
+            remedy = "see docs/guides/migrating.md for what stands for it"
     return AttributeError(
         f"{module} has the names that {ours.__name__} has, got {name!r}; {remedy}"
     )

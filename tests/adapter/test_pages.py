@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = {
     "README.md": ("with_magi_attention(spec)", ""),
-    "docs/megatron.md": (
+    "docs/guides/megatron_core.md": (
         "def forward_step",
         "from megatron_magi.adapter.layer_spec import with_magi_attention\n"
         "from megatron_magi.adapter.plugin import attach\n"

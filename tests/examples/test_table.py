@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_every_example_is_in_the_table() -> None:
-    page = (ROOT / "docs" / "frameworks.md").read_text()
+    page = (ROOT / "docs" / "guides/frameworks.md").read_text()
     rows = re.findall(
         r"^\| \[`(\w+\.py)`\].*?\| (\d+) \| `(.*?)` \|.*`(tests/\S+)` \|$", page, re.M
     )

@@ -15,12 +15,13 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("folder", "link", "there"),
     [
-        (".", "docs/planner.md#limits", "planner.md#limits"),
-        ("docs", "planner.md", "planner.md"),
-        ("docs", "../README.md#file-map", "index.md#file-map"),
-        ("docs", "images/viz.png", "images/viz.png"),
+        (".", "docs/design/planner.md#limits", "design/planner.md#limits"),
+        ("docs/guides", "masks.md", "masks.md"),
+        ("docs/guides", "../design/planner.md", "../design/planner.md"),
+        ("docs/guides", "../../README.md#file-map", "../index.md#file-map"),
+        ("docs/guides", "../images/viz.png", "../images/viz.png"),
         (".", "docs/images/viz.png", "images/viz.png"),
-        ("docs", "../examples/own_loop.py", "https://here/examples/own_loop.py"),
+        ("docs/guides", "../../examples/own_loop.py", "https://here/examples/own_loop.py"),
         (".", "https://example.org/x.md", "https://example.org/x.md"),
     ],
 )

@@ -87,7 +87,7 @@ def test_layer_numbers_of_two_digits_and_unknown_parameters() -> None:
 
 
 def test_the_page_has_the_whole_table() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "weights.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "trainer/weights.md").read_text()
     for ours, parts in TABLE.items():
         rows = [row for row in page.splitlines() if f"| `{ours}` |" in row]
         assert len(rows) == 1 and all(f"`{theirs}`" in rows[0] for theirs in parts), ours

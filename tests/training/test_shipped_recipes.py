@@ -84,7 +84,7 @@ def test_the_dry_run_fits_the_machine_and_the_header(path: Path) -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
 def test_the_table_of_the_docs_says_the_same(path: Path) -> None:
     run = dry_run(load_recipe(path, ["data.path=nowhere"]))
-    page = (ROOT / "docs" / "training.md").read_text()
+    page = (ROOT / "docs" / "trainer/training.md").read_text()
     (row,) = re.findall(rf"^\| `{path.stem}` \| (.*) \|$", page, re.MULTILINE)
     gpus, tokens, steps, gib, was_run = row.split(" | ")
     assert gpus.split()[0] == str(run.world_size)

@@ -13,7 +13,7 @@ namespace magi {
 
 // Units: a step is a query tile of one query head times a key tile. Bytes are of Q, dO and dQ. A
 // penalty is a share of the time, mostly for each doubling of something beyond its threshold;
-// where a comment says "squared", for the doublings squared. docs/kernel_notes_bwd.md has the
+// where a comment says "squared", for the doublings squared. docs/design/backward_kernel.md has the
 // fits.
 struct BwdCosts {
   // The list. Loading a key tile and storing its gradients moves 96 KiB, where a step of 8 heads
@@ -67,7 +67,7 @@ struct BwdCosts {
   // through the same rows together. Uneven items of a lane are at different rows and share less of
   // what they load: the less, the more bytes a row has in all heads of a lane, and the more kv
   // heads run at a time. Fitted to 50 sweeps of 6 to 12 schedules on an H200
-  // (docs/kernel_notes_bwd.md, deterministic mode).
+  // (docs/design/backward_kernel.md, deterministic mode).
   // Blocks of a single kv head, all in one queue, took up to a third more time than the simulation
   // says.
   double fewest_lanes = 2.;        // lanes of a section, where there are so many

@@ -16,7 +16,7 @@ namespace magi {
 // took maxima in every step. A step is one query tile times one key tile, whatever its size.
 struct FwdCosts {
   // The time of one step, named by head_dim, query rows and keys. Fitted to one H200 at 16k tokens,
-  // head_dim 192 and 256 at 4k and 16k (docs/kernel_notes.md).
+  // head_dim 192 and 256 at 4k and 16k (docs/design/forward_kernel.md).
   double step_64_128_128 = 0.66;   // ref
   double step_64_192_128 = 0.86;   // ref
   double step_96_128_128 = 0.85;   // ref, between 64 and 128 by cells of a step; to be measured
@@ -33,7 +33,7 @@ struct FwdCosts {
   double masked_cost = 0.07;  // ref: a masked step over an unmasked one; in the sum only
   double merge_cost = 30.;  // ref: merging one part into another: a few small launches, about 50 us
   // The last wave matters in a launch of fewer items, and in a section of heads (measured with 8 to
-  // 32 kv heads, docs/kernel_notes.md).
+  // 32 kv heads, docs/design/forward_kernel.md).
   double few_items = 8.;  // items for every processor
 
   // Which parts of long walks are looked at.

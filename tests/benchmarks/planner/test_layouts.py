@@ -14,7 +14,7 @@ RECORD = ROOT / "benchmarks" / "records" / "layouts_cpu_2026-11-27.json"
 
 
 def test_the_page_has_the_table_of_the_record() -> None:
-    page = (ROOT / "docs" / "layouts.md").read_text()
+    page = (ROOT / "docs" / "guides/layouts.md").read_text()
     assert "\n".join(layouts.table(json.loads(RECORD.read_text())["rows"])) in page
 
 

@@ -69,7 +69,7 @@ def test_a_short_run_writes_what_it_printed(
 
 def test_the_page_shows_the_record() -> None:
     record = json.loads(RECORD.read_text())
-    page = (ROOT / "docs/training.md").read_text()
+    page = (ROOT / "docs/trainer/training.md").read_text()
     assert script.table(record) in page
     of_page = {
         row["balance_steps"]: f"{row['step_spread']:.0%}".replace("%", " %")

@@ -89,7 +89,7 @@ def test_with_softcap_an_infinite_score_is_the_cap(name: str, softcap: float, ke
 
 @pytest.mark.parametrize("name", MASKS)
 def test_its_gradient_reaches_all_that_it_sees(name: str, kernel: str) -> None:
-    """And, as 0 times infinity is nan, maybe neighbours; see docs/kernel_notes.md."""
+    """And, as 0 times infinity is nan, maybe neighbours; see docs/design/forward_kernel.md."""
     device, dtype = CASES[kernel]
     mask, row = MASKS[name], 90
     q, k, v, dout = random_qkv(mask, 2, 1, 64, dtype, 3)

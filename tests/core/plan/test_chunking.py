@@ -1,4 +1,4 @@
-"""LPT and the chunk size against their definitions in docs/planner.md, written out plainly."""
+"""LPT and the chunk size against their definitions in docs/design/planner.md, written out plainly."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_lpt_is_longest_first(**given: float) -> None:
 @given(**MASKS)
 @settings(max_examples=100, deadline=None)
 def test_the_chunk_size_is_the_cheapest(**given: float) -> None:
-    """By the formula of docs/planner.md, up to the rounding of its integers."""
+    """By the formula of docs/design/planner.md, up to the rounding of its integers."""
     mask, cp_size, config = problem(**given)
     plan = choose_token_layout(mask, cp_size, config)
     sizes = candidates(num_local_tokens(mask.total_seqlen_q, cp_size, config), config.costs.tile_q)

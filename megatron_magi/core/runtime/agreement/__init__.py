@@ -1,1 +1,1 @@
-"""Ranks compare their calls before they exchange rows (docs/agreement.md)."""
+"""Ranks compare their calls before they exchange rows (docs/design/agreement.md)."""

@@ -27,7 +27,7 @@
 // dS is double buffered, so one meeting per step is enough: who passes meeting n + 1 knows that
 // both have finished reading the dS of step n. dQ and dK are scaled when they leave.
 //
-// Two facts shape the order (docs/kernel_notes_bwd.md has the measurements):
+// Two facts shape the order (docs/design/backward_kernel.md has the measurements):
 // - Shared memory moves 128 bytes a clock, which m64n64 products of two shared operands use up
 //   completely. Per step, D = 128, in clocks of shared memory: S, dP, dQ 1536, dV, dK 512, stats
 //   128, dS 128, dQ staging 256 + 256, loads 272: 3090, where the tensor cores need 2690.

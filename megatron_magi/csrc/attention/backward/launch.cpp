@@ -206,7 +206,7 @@ BwdArgs main_args(const MagiBwdParams& p) {
 }
 
 // Has the prepare kernel clear a little memory, which spares the host a launch, and the driver
-// clear more, whose fill runs at full bandwidth (docs/history.md).
+// clear more, whose fill runs at full bandwidth (docs/design/history.md).
 constexpr size_t kMostClearedInKernel = 16 << 20;  // bytes
 Status clear(void* data, size_t num_words, BwdCleared* in_kernel, cudaStream_t stream) {
   if (num_words * 4 > kMostClearedInKernel)
