@@ -1,4 +1,4 @@
-"""docs/reference/versions.md claims what its records hold, and the package claims no version beside them."""
+"""docs/reference/versions.md claims what its records hold, and the package no other version."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 python -m tools.build_docs            # write all; needs megatron-core and matplotlib
 python -m tools.build_docs --check    # exit code 1 if a table of the launcher differs
 
-The reference, docs/reference/api.md, is filled by mkdocstrings when the site is built (build_site.sh).
+mkdocstrings fills docs/reference/api.md when the site is built (build_site.sh).
 """
 
 from __future__ import annotations

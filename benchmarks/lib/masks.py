@@ -1,4 +1,4 @@
-"""The masks of the kernel benchmark, by name and length; docs/design/forward_kernel.md describes them."""
+"""Masks of the kernel benchmark, by name and length (docs/design/forward_kernel.md)."""
 
 from __future__ import annotations
 

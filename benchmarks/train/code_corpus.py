@@ -3,8 +3,8 @@
     python -m benchmarks.train.code_corpus --out FOLDER SOURCES...
 
 Files of SOURCES are taken once each by content, shuffled by a seed, and cut to exactly the tokens
-that the runs of docs/results/convergence_protocol.md read; no file is in both sets. FOLDER gets train.bin,
-train.idx, valid.bin, valid.idx (uint16), tokenizer.json and corpus.json, which says what is in it.
+that the runs of docs/results/convergence_protocol.md read; the sets share no file. FOLDER gets
+train.bin, train.idx, valid.bin, valid.idx (uint16), tokenizer.json and corpus.json, which says what is in it.
 Needs tokenizers.
 """
 

@@ -1,4 +1,4 @@
-"""The runs of docs/results/convergence.md as sets: models A, B and C, noise runs, negative controls."""
+"""Sets of runs of docs/results/convergence.md: models A, B and C, noise runs, controls."""
 
 from __future__ import annotations
 

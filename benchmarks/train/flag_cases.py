@@ -1,4 +1,4 @@
-"""The runs of docs/results/convergence_protocol.md: Megatron's script with TransformerEngine's layers.
+"""Runs of docs/results/convergence_protocol.md: Megatron with TransformerEngine's layers.
 
 A run is `pretrain_gpt.py` with flags. Controls have one error: a mask of flag_masks.py, or one that
 flag_rank.py makes.

@@ -5,8 +5,8 @@ and the wgrads of --save-wgrads-interval if gradients are compared; or with a st
 Without --noise, differences are held to fixed thresholds, made for fp32. With --noise they are held
 to the effect of rounding alone: NOISE is the baseline trained again with another kernel of the same
 precision, or with a step's samples in another order. With --mean-of, the baseline is the mean of
-these runs, and the noise is each of them against the mean of the others. docs/guides/compare_runs.md describes
-each gate.
+these runs, and the noise is each of them against the mean of the others.
+docs/guides/compare_runs.md describes each gate.
 Exit code 0: every run passes and every control fails. 1: not so. 2: they cannot be compared.
 
 examples:

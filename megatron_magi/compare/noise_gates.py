@@ -1,7 +1,7 @@
 """Decides whether a run equals the baseline up to rounding, which noise runs measure.
 
 A noise run is the baseline trained once more with a step's samples in another order, or with
-another kernel of the same precision. See docs/trainer/training.md for what each gate can and cannot find.
+another kernel of the same precision. See docs/guides/compare_runs.md for what each gate finds.
 """
 
 from __future__ import annotations

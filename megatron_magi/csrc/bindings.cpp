@@ -48,8 +48,7 @@ Int32Array dispatch_by_load(const Int32Array& slices, int64_t chunk_size, int64_
                             int64_t cp_size, int64_t tile_q, int64_t tile_k) {
   const std::vector<int64_t> tiles =
       magi::tile_loads(slices_from(slices), chunk_size, num_chunks, tile_q, tile_k);
-  const std::vector<int64_t> loads =
-      magi::sum_groups(tiles, magi::ceil_div(chunk_size, tile_q));
+  const std::vector<int64_t> loads = magi::sum_groups(tiles, magi::ceil_div(chunk_size, tile_q));
   return ints_to(magi::dispatch_lpt(loads, cp_size));
 }
 

@@ -255,8 +255,7 @@ void bind_layout(py::module_& m) {
            py::arg("query_ranges") = py::none(),
            "The mask in local rows of a rank and in rows of a key buffer.")
       .def("split_rows", &split_rows, py::arg("slices"), py::arg("rank"),
-           py::arg("keys") = py::none(),
-           "Own rows that see own keys only, and the others.");
+           py::arg("keys") = py::none(), "Own rows that see own keys only, and the others.");
   m.def("buffer_slices", &buffer_slices, py::arg("slices"), py::arg("query_ranges"),
         py::arg("key_ranges"), "The mask in rows of a buffer of queries and of one of keys.");
   m.def("crossing_leg", &crossing_leg, py::arg("transfers"), py::arg("ranks_per_node"),

@@ -1,8 +1,8 @@
 """A communicator of its own for reduces, over the ranks of a context-parallel group.
 
 A communicator runs exchanges one after the other. In the group's own, a cast that is begun after a
-reduce would begin to move rows only after the reduce has moved all of its rows. docs/design/planner.md
-says when that matters, and why two communicators cannot deadlock here.
+reduce would begin to move rows only after the reduce has moved all of its rows.
+docs/design/planner.md says when that matters, and why two communicators cannot deadlock here.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def flex_flash_attn_func(
 
     Rows that see nothing give out 0, zero gradients and an lse of -inf, or with sinks that of the
     sinks. A row that sees a score of nan or
-    inf, or only scores of -inf, has no softmax: its out and lse are nan (docs/design/forward_kernel.md).
+    inf, or only scores of -inf, has no softmax: its out and lse are nan.
 
     Args:
         q: [T, H, D] fp16, bf16, fp32 or fp64; strided, last dimension contiguous.

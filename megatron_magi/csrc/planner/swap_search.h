@@ -26,8 +26,8 @@ struct SwapProblem {
   int64_t trials = 0;  // proposed trades; a fifth more if balance must be tried again
 };
 
-// A number of trials that is worthwhile for problems of one node (docs/design/planner.md) and keeps large
-// problems within tens of milliseconds: 700 per chunk, and 150 per chunk above 180 chunks.
+// A number of trials that is worthwhile for problems of one node (docs/design/planner.md) and keeps
+// large problems within tens of milliseconds: 700 per chunk, and 150 per chunk above 180 chunks.
 int64_t default_swap_trials(int64_t num_chunks);
 
 // The better of `start` and the result of the search. No rank ends above `max_load`, unless this

@@ -12,7 +12,7 @@ from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.recipe.run_values import RunValues
 
 MAX_GROUP = 2**18
-"""The most samples that may change places; their costs take about a minute (docs/trainer/training.md)."""
+"""The most samples that may change places; their costs take about a minute."""
 
 MOST = 2**31 - 1
 """The largest value of every count, because rows and tokens are numbered by 32 bits in places."""

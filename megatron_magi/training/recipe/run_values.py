@@ -125,7 +125,7 @@ class DataConfig:
     sums alone: "reversed" shows how far rounding moves two equal runs apart."""
     balance_steps: int | None = None
     """Steps whose samples change places, so that replicas and pipeline microbatches of a step cost
-    the same; see docs/trainer/training.md. 1: every step keeps its samples. None: the sampler's order."""
+    the same. 1: every step keeps its samples. None: the sampler's order."""
     prefetch: int = 2
     """Microbatches that a thread reads and plans ahead. 0: none."""
     moved_boundary: int = 0
@@ -163,7 +163,7 @@ class CheckpointConfig:
     """Number of newest checkpoints that are kept. None: all."""
     load: str | None = None
     """"latest": resume from the newest in dir. "auto": the same, or from the start if there is
-    none. A path: that checkpoint, or imported weights (docs/trainer/weights.md). None: from the start."""
+    none. A path: that checkpoint, or imported weights. None: from the start."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""LPT and the chunk size against their definitions in docs/design/planner.md, written out plainly."""
+"""LPT and the chunk size against their definitions in docs/design/planner.md."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def planned(
 
 
 def documented(plan: AttnPlan) -> tuple[float, float]:
-    """Forward and backward of the slowest rank in microseconds, as docs/design/planner.md has them."""
+    """Forward and backward of the slowest rank in microseconds, by docs/design/planner.md."""
     c = stage_costs(plan.head_shape, plan.config, plan.layout.num_local_tokens)
     work = plan.layout.native.rank_work(plan.mask.slices, plan.loads, plan.rows_received)
     n, parts = plan.overlap_degree, max(plan.overlap_degree, 1)
