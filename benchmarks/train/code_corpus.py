@@ -4,7 +4,8 @@
 
 Files of SOURCES are taken once each by content, shuffled by a seed, and cut to exactly the tokens
 that the runs of docs/results/convergence_protocol.md read; the sets share no file. FOLDER gets
-train.bin, train.idx, valid.bin, valid.idx (uint16), tokenizer.json and corpus.json, which says what is in it.
+train.bin, train.idx, valid.bin, valid.idx (uint16), tokenizer.json and corpus.json, which says what
+is in it.
 Needs tokenizers.
 """
 
