@@ -15,7 +15,7 @@ from megatron_magi.cli.parser import CommandParser
 from tools.docs_launcher import page_with_tables
 
 ROOT = Path(__file__).resolve().parents[1]
-LAUNCHER_PAGE = ROOT / "docs" / "guides/megatron_lm.md"
+LAUNCHER_PAGES = (ROOT / "docs" / "reference/flags.md", ROOT / "docs" / "design/launcher.md")
 IMAGES = ROOT / "docs" / "images"
 
 
@@ -24,16 +24,15 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     parser.add_argument("--no-pictures", action="store_true", help="text only")
     options = parser.parse_args()
-    text = page_with_tables(LAUNCHER_PAGE)
+    pages = {page: page_with_tables(page) for page in LAUNCHER_PAGES}
     if options.check:
-        is_stale = LAUNCHER_PAGE.read_text() != text
-        if is_stale:
-            print(
-                f"docs/{LAUNCHER_PAGE.name} differs from the code; run python -m tools.build_docs"
-            )
-        return int(is_stale)
-    LAUNCHER_PAGE.write_text(text)
-    print(f"wrote {LAUNCHER_PAGE.relative_to(ROOT)}")
+        stale = [page for page, text in pages.items() if page.read_text() != text]
+        for page in stale:
+            print(f"{page.relative_to(ROOT)} differs from the code; run python -m tools.build_docs")
+        return int(bool(stale))
+    for page, text in pages.items():
+        page.write_text(text)
+        print(f"wrote {page.relative_to(ROOT)}")
     from tools.docs_tables import update_page
 
     for name in ("guides/tuning.md", "reference/cli.md"):

@@ -1,4 +1,4 @@
-"""Tables of docs/guides/megatron_lm.md, made from the launcher's own tables."""
+"""Tables of docs/reference/flags.md and docs/design/launcher.md, from the launcher's own."""
 
 from __future__ import annotations
 
@@ -20,18 +20,13 @@ OTHER_FLAGS = {
     "mask": (
         "`MODULE:FUNCTION`",
         "A function that Python can import; it makes the mask of every microbatch, see "
-        "[any other mask](#any-other-mask).",
+        "[any other mask](../guides/megatron_lm.md#any-other-mask).",
     ),
     "balance_step": (
         "none",
         "The samples of a step are dealt to replicas and microbatches so that their attention "
-        "costs the same, see [samples of equal cost](#samples-of-equal-cost).",
-    ),
-    "measure_costs": (
-        "none",
-        "The rates of the cost table are measured when the model is built, agreed by all ranks, "
-        "and logged with a layer's predicted and measured times "
-        "([tuning](tuning.md#stages)).",
+        "costs the same, see "
+        "[samples of equal cost](../guides/megatron_lm.md#samples-of-equal-cost).",
     ),
 }
 """Flags that are no field of MagiConfig or its cost table: (value, what it does)."""

@@ -113,11 +113,12 @@ def step_profile_table() -> str:
     return "\n".join([*lines, "", source(record)]) + "\n"
 
 
-def attention_table(shape: HeadShape = FIRST_SHAPE) -> str:
+def attention_table(shape: HeadShape = FIRST_SHAPE, tokens: int | None = None) -> str:
     """Time of TransformerEngine's context parallelism over ours, forward and backward together.
 
     Args:
         shape: the heads whose rows are shown.
+        tokens: of a GPU, whose rows are shown; None: all.
     """
     found = [newest(f"te_attention_{kernel}") for kernel in ("fa3", "cudnn")]
     if None in found:
@@ -129,9 +130,10 @@ def attention_table(shape: HeadShape = FIRST_SHAPE) -> str:
     ]
     times = [_times(record, shape) for record in found if record is not None]
     keys = sorted({key[:3] for each in times for key in each}, key=lambda k: (-k[2], k[0]))
-    for mask, ranks, tokens in keys:
-        cells = [_cell(each, (mask, ranks, tokens)) for each in times]
-        lines.append(f"| `{mask}` | {ranks} x {tokens // 1024}k | {' | '.join(cells)} |")
+    for mask, ranks, length in keys:
+        if tokens in (None, length):
+            cells = [_cell(each, (mask, ranks, length)) for each in times]
+            lines.append(f"| `{mask}` | {ranks} x {length // 1024}k | {' | '.join(cells)} |")
     note = (
         "A cell has the time of the fastest of p2p, all_gather and a2a over ours, forward and "
         "backward together, and that method's name; several packs: median (lowest to highest). "

@@ -60,6 +60,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "published jobs": jobs_table,
     "index": index_table,
     "te attention": attention_table,
+    "te attention short": lambda: attention_table(tokens=16384),
     "te attention of small heads": lambda: attention_table(HeadShape(32, 8, 64)),
     "te attention of one key head": lambda: attention_table(HeadShape(8, 1, 128)),
     "te steps": step_table,

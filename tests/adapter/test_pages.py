@@ -1,4 +1,4 @@
-"""The Python of README and of the Megatron page runs, on one rank and on two alike."""
+"""The Python of the Megatron-Core page runs, on one rank and on two alike."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PAGES = {
-    "README.md": ("with_magi_attention(spec)", ""),
-    "docs/guides/megatron_core.md": (
+PAGE = Path(__file__).parents[2] / "docs" / "guides/megatron_core.md"
+BLOCKS = {
+    "in short": ("with_magi_attention(spec)", ""),
+    "forward step": (
         "def forward_step",
         "from megatron_magi.adapter.layer_spec import with_magi_attention\n"
         "from megatron_magi.adapter.plugin import attach\n"
@@ -22,14 +22,14 @@ PAGES = {
         "pipeline_seq_length(length, config)",
     ),
 }
-"""What tells the page's block from others, and lines that call what it defines."""
+"""A text that only this block of the page has, and lines that call what it defines."""
 OF_A_WHOLE_PROGRAM = ("forward_backward(...", "finish_pipeline_agreement()", "optimizer.step()")
 
 
-def block_of(page: str) -> str:
+def block_of(name: str) -> str:
     """The page's Python, without lines that only a whole program can run."""
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
-    (block,) = [block for block in blocks if PAGES[page][0] in block]
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)
+    (block,) = [block for block in blocks if BLOCKS[name][0] in block]
     return "\n".join(x for x in block.splitlines() if not x.startswith(OF_A_WHOLE_PROGRAM))
 
 
@@ -41,18 +41,18 @@ def job(name: str, code: str, then: str, world: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def results(run_jobs: Any) -> Any:
     jobs = [
-        job(f"{page} {world}", block_of(page), then, world)
-        for page, (_, then) in PAGES.items() for world in (1, 2)
+        job(f"{name} {world}", block_of(name), then, world)
+        for name, (_, then) in BLOCKS.items() for world in (1, 2)
     ]  # fmt: skip
-    learned = block_of("README.md").replace(', position_embedding_type="rope"', "")
+    learned = block_of("in short").replace(', position_embedding_type="rope"', "")
     return run_jobs([*jobs, job("learned positions", learned, "", 1)])
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_its_loss_is_that_of_one_rank(results: Any, page: str) -> None:
-    (alone,) = results[f"{page} 1"]["values"]
+@pytest.mark.parametrize("name", BLOCKS)
+def test_its_loss_is_that_of_one_rank(results: Any, name: str) -> None:
+    (alone,) = results[f"{name} 1"]["values"]
     assert alone > 100, "the sum over a stream of tokens"
-    for spread in results[f"{page} 2"]["values"]:
+    for spread in results[f"{name} 2"]["values"]:
         assert spread == pytest.approx(alone, rel=1e-5)
 
 
