@@ -104,7 +104,7 @@ def test_a_wrong_glossary_is_noticed(change: Callable[[list[Row]], list[Row]], f
 
 def test_the_glossary_can_be_found() -> None:
     assert "(docs/reference/glossary.md)" in (ROOT / "README.md").read_text()
-    assert re.search(r"\bwords\.md\b", (ROOT / "mkdocs.yml").read_text())
+    assert re.search(r"\breference/glossary\.md\b", (ROOT / "mkdocs.yml").read_text())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
