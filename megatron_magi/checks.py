@@ -40,7 +40,7 @@ def integer(value: Any, name: str, low: int | None = None, high: int | None = No
 
 
 def is_integer_like(value: Any) -> bool:
-    """Whether `integer` is the check for it, where something else may be meant as well."""
+    """True if `integer` is the check for it, where something else may be meant as well."""
     return hasattr(value, "__index__") and not getattr(value, "ndim", 0)
 
 
@@ -180,7 +180,7 @@ def _is_numpy_bool(kind: type) -> bool:
 
 
 def _has_bool(values: Any) -> bool:
-    """Whether True stands among integers, of which numpy makes 1."""
+    """True if True stands among integers, of which numpy makes 1."""
     if not isinstance(values, (list, tuple)):
         return False
     kinds = set(map(type, values))

@@ -46,7 +46,7 @@ def _check_count(config: Any, field: str, least: int) -> None:
 
 @dataclass(frozen=True)
 class CostTable:
-    """What the planner counts work in, the rates by which it chooses chunks and stages, and how
+    """Units of work of the planner, the rates by which it chooses chunks and stages, and how
     long it may search.
 
     Raises:
@@ -82,9 +82,8 @@ class CostTable:
     """Bytes a rank receives from other nodes per second, in GiB/s (400 Gbit/s are 46.6)."""
 
     swap_trials: int | None = None
-    """What planning itself may cost: trials of the search that trades chunks to cut traffic, after
-    the longest were given to the least loaded ranks. None: grows with the number of chunks. 0: no
-    search."""
+    """Trials of the search that swaps chunks to cut traffic. None means a number that grows with
+    the chunks. 0 means no search."""
 
     def __post_init__(self) -> None:
         for name in ("tile_q", "tile_k"):
@@ -109,7 +108,7 @@ H200_NVLINK = CostTable()
 
 @dataclass(frozen=True)
 class MagiConfig:
-    """What changes results or speed; part of every plan's digest, equal on every rank.
+    """Settings that change results or speed; part of every plan's digest, equal on every rank.
 
     Raises:
         TypeError: a field that is no number, or not True or False, where one is required.
@@ -155,7 +154,7 @@ class MagiConfig:
     that no rank sends them again: less traffic for more memory. False: they are sent again."""
 
     send_queries: bool | None = None
-    """Whether queries may be sent to the rank that has the keys, and their outputs back, between
+    """True if queries may be sent to the rank that has the keys, and their outputs back, between
     two ranks where that takes fewer bytes than keys and gradients do. None: in cross-attention
     alone. In causal attention with few key heads it saves nothing."""
 

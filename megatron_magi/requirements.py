@@ -1,4 +1,4 @@
-"""What nothing here works without (numpy, torch, the compiled planner), and a line for each.
+"""Required packages (numpy, torch, the compiled planner), and a line for each that is missing.
 
 Every way to attention passes ``check_requirements``: the package's public names and everything in
 ``megatron_magi.core``.
@@ -19,7 +19,7 @@ PACKAGES = {
     "numpy": "pip install numpy",
     "torch": "pip install torch, in the build for your CUDA version or for the CPU (pytorch.org)",
 }
-"""What setup.py does not build, and how to get it. torch is the user's choice of a build."""
+"""Packages that setup.py does not build, and how to get them. Users choose a build of torch."""
 
 
 class MissingRequirement(ImportError):
@@ -56,7 +56,7 @@ def check_package(name: str) -> Any:
 
 
 def explained(error: ImportError) -> str:
-    """What is missing and what to do, for any failed import."""
+    """One line for a failed import: the missing package and how to get it."""
     if error.name in PACKAGES:
         remedy = PACKAGES[error.name]
         return f"megatron_magi needs {error.name}, got none in {sys.executable}; {remedy}"
@@ -81,7 +81,7 @@ def check_planner() -> Any:
 
 
 def starts_a_command() -> bool:
-    """Whether this is `megatron-magi` or `python -m megatron_magi...` at its start.
+    """True if this is `megatron-magi` or `python -m megatron_magi...` at its start.
 
     Those say themselves what is missing, and some of them need nothing. While Python looks for the
     module that -m names, "-m" stands in place of its path.

@@ -34,7 +34,7 @@ def choose_update(optimizer: Any, fused: bool | None = None) -> None:
 
 
 def is_fused(optimizer: Any) -> bool:
-    """Whether torch's Adam in this optimizer updates in one kernel."""
+    """True if torch's Adam in this optimizer updates in one kernel."""
     groups = (group for _, adam in _torch_adams(optimizer) for group in adam.param_groups)
     return any(bool(group.get("fused")) for group in groups)
 

@@ -19,7 +19,7 @@ from megatron_magi.core.tensor_checks import tensor
 
 _ATTRIBUTE = "_magi_packed_seq_params"
 _INPUTS = (("pre_process", ("input_ids", "decoder_input")), ("post_process", ("labels",)))
-"""Which pipeline stages read rows, and the arguments that may hold them, in order of preference."""
+"""Pipeline stages that read rows, and the arguments that may hold them, in order of preference."""
 _ALSO = ("position_ids", "loss_mask")
 """Arguments that need not carry a plan, since callers may make them; if they do, it is the same."""
 
@@ -48,7 +48,7 @@ def keep_plan(stock: PackedSeqParams, packed: MagiPackedSeqParams) -> None:
 
 
 def carried_plan(rows: Tensor | PackedSeqParams | None) -> MagiPackedSeqParams | None:
-    """What `rows` were dispatched by, or what stock parameters keep; None for any other."""
+    """The plan of dispatched `rows`, or of stock parameters that keep one; None without a plan."""
     return getattr(rows, _ATTRIBUTE, None)
 
 

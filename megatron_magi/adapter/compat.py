@@ -1,4 +1,4 @@
-"""Which Megatron-Core is installed, and every difference between the versions that we support.
+"""Version of the installed Megatron-Core, and the differences between the supported versions.
 
 `require_megatron()` refuses an unknown version and prepares the import. If Triton is absent, it
 puts a stub in place of the only module of 0.19 that needs Triton at import. It also gives Python

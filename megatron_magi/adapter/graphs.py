@@ -1,4 +1,4 @@
-"""Which parts of a layer Megatron's CUDA graphs hold, and whether attention is among them.
+"""Tells which parts of a layer Megatron's CUDA graphs hold, and if attention is one of them.
 
 A graph repeats one sequence of kernels on the same memory. Attention over a plan that changes, and
 an exchange between ranks, cannot be repeated so; the other parts of a layer see rows only, whose
@@ -28,7 +28,7 @@ def graph_parts(settings: Any) -> list[str]:
 
 
 def captures_attention(settings: Any) -> bool:
-    """Whether a CUDA graph would hold attention, or another implementation than
+    """True if a CUDA graph would hold attention, or another implementation than
     TransformerEngine's makes the graphs, which captures whole layers.
 
     Args:

@@ -26,7 +26,7 @@ from megatron_magi.adapter.rms_norm import LocalNorm
 HAS_LATENT_LAYERS = "mla_layer" in {
     field.name for field in dataclasses.fields(HybridStackSubmodules)
 }
-"""Whether a pattern may have MLA layers, which came with 0.19."""
+"""True if a pattern may have MLA layers, which came with 0.19."""
 
 LOCAL_LAYERS = "*-EMG+" if HAS_LATENT_LAYERS else "*-EMG"
 """Symbols of a hybrid layer pattern: attention, MLP, MoE, Mamba, gated delta net, and multi-latent

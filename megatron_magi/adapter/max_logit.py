@@ -19,7 +19,7 @@ SETTINGS = ("qk_clip", "log_max_attention_logit")
 
 
 def wants_max_logits(config: TransformerConfig) -> bool:
-    """Whether the model clips or logs its largest logits."""
+    """True if the model clips or logs its largest logits."""
     return any(getattr(config, name, False) for name in SETTINGS)
 
 

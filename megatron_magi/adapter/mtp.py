@@ -80,7 +80,7 @@ def check_mtp(config: Any) -> None:
 
 
 def can_recompute() -> bool:
-    """Whether these layers can be recomputed with packed_seq_params. Megatron 0.18 calls its
+    """True if these layers can be recomputed with packed_seq_params. Megatron 0.18 calls its
     recomputation with an argument that it does not have."""
     layer = multi_token_prediction.MultiTokenPredictionLayer
     called_with = {"packed_seq_params", "padding_mask"} & {*_names(layer.forward)}

@@ -36,7 +36,7 @@ from megatron_magi.core.tensor_checks import device as checked_device
 from megatron_magi.core.tensor_checks import on_host
 
 MaskKind = Literal["causal", "full"]
-"""What a token sees in its document: "causal" (itself and all tokens before it) or "full"."""
+"""Visibility inside a document: "causal" (itself and all tokens before it) or "full"."""
 
 
 @dataclass
@@ -250,7 +250,7 @@ def head_shape(model_config: TransformerConfig) -> HeadShape:
 
 
 def has_latent_layers(model_config: TransformerConfig) -> bool:
-    """Whether the attention layers are MLA. The pattern of a hybrid model decides it, whatever the
+    """True if the attention layers are MLA. The pattern of a hybrid model decides it, whatever the
     setting is, and `prepare_model` keeps in the config what it says."""
     return bool(getattr(model_config, LATENT_LAYERS, model_config.multi_latent_attention))
 

@@ -149,7 +149,7 @@ def assert_active(model: Any) -> None:
 
 
 def _expects_attention(chunk: Any) -> bool:
-    """Whether a model chunk should hold attention; a pipeline stage of a hybrid model may not."""
+    """True if a model chunk should hold attention; a pipeline stage of a hybrid model may not."""
     decoder = getattr(chunk, "decoder", None)
     kinds = getattr(decoder, "layer_type_list", ATTENTION_KINDS)
     return len(getattr(decoder, "layers", ())) > 0 and any(

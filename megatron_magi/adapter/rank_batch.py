@@ -42,7 +42,7 @@ class Batch:
 
 @dataclass
 class LocalBatch:
-    """What a forward step needs on this rank."""
+    """This rank's inputs of a forward step."""
 
     batch: Batch | None
     """Local rows; None on pipeline stages with neither an embedding nor a loss."""

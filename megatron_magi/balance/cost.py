@@ -17,7 +17,7 @@ TILE = 128
 
 @dataclass(frozen=True)
 class CostShape:
-    """What a model's layers cost, forward and backward; integers in a unit of the caller's."""
+    """Costs of a model's layers, forward and backward; integers in a unit of the caller's."""
 
     tile_cost: int
     """Of one tile of attention in one layer."""

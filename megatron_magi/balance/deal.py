@@ -72,7 +72,7 @@ def fullest(costs: Int64Array, dealt: Int64Array, lockstep: bool = False) -> int
 
 
 def _worst(costs: Int64Array, dealt: Int64Array, lockstep: bool) -> tuple[int, int]:
-    """What a dealing should make small: the fullest replica, then the fullest microbatch."""
+    """Objective of a dealing, to be minimised: the fullest replica, then the fullest microbatch."""
     return fullest(costs, dealt, lockstep), int(costs[dealt].sum(axis=2).max())
 
 

@@ -43,7 +43,7 @@ class Machine:
     stages: int = 1
     """Pipeline parallel size."""
     lockstep: bool = False
-    """Whether replicas meet in every layer (experts or weights spread over replicas)."""
+    """True if replicas meet in every layer (experts or weights spread over replicas)."""
     max_tokens: float = float("inf")
     """Tokens of one microbatch on a context-parallel rank for which activations fit; above it they
     are recomputed."""
@@ -64,7 +64,7 @@ class Division:
     joined: int
     """Samples of a microbatch, joined to one stream."""
     dealt: bool
-    """Whether `--magi-balance-step` deals the samples of a step by their cost."""
+    """True if `--magi-balance-step` deals the samples of a step by their cost."""
 
     @property
     def name(self) -> str:
@@ -76,7 +76,7 @@ class Division:
 
 @dataclass(frozen=True)
 class Prices:
-    """What the samples of some steps cost."""
+    """Costs of the samples of some steps."""
 
     costs: Seconds
     """float64 [steps, samples]: seconds that a sample takes on one GPU, forward and backward."""
@@ -231,7 +231,7 @@ def _order_of_stage(stage: int, stages: int, count: int) -> list[tuple[str, int]
 
 
 def _needed(kind: str, stage: int, stages: int, i: int) -> tuple[str, int, int] | None:
-    """What must be done before; None for the first stage's forward."""
+    """The operation that must end before. None means the first stage's forward."""
     if kind == "F":
         return None if stage == 0 else ("F", stage - 1, i)
     return ("F", stage, i) if stage == stages - 1 else ("B", stage + 1, i)

@@ -52,7 +52,7 @@ DEFAULTS = {
     "sft": False,
     "transformer_impl": "transformer_engine",
 }
-"""What rules read of every job, where Bridge's settings may have nothing."""
+"""Arguments that rules read of every job and that Bridge may not set."""
 
 
 def _field(owner: Any, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What the hooks share in one run of Bridge."""
+"""State that the hooks share in one run of Bridge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a Bridge job does not work with our attention, all of it at once."""
+"""Collects the unsupported settings of a Bridge job and reports them at once."""
 
 from __future__ import annotations
 

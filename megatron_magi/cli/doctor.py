@@ -1,4 +1,4 @@
-"""What is here, which kernel, transport and layers will run and why, and what to do about the rest.
+"""Reports installed packages, the kernel, transport and layers that will run, and remedies.
 
 Exit code 0: attention runs here, and everything named with --require is there. 1: not.
 
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def judge(checks: list[Check], kernel: str, required: list[str]) -> tuple[bool, str]:
-    """Whether training can start here, and why: problems first, then what is required."""
+    """True if training can start here, and why: problems first, then what is required."""
     found = {c.name: c for c in checks}
     failed = [f"{c.name}: {c.found}; {c.advice}" for c in checks if c.status == "problem"]
     met = {
@@ -92,13 +92,15 @@ def _lines(checks: object) -> list[str]:
 
 
 def layer_choice(checks: list[Check]) -> tuple[str, str]:
-    """Which layer specs a model has here, as Megatron's --transformer-impl calls them, and why."""
+    """The layer specs that a model gets here, by Megatron's --transformer-impl, and the reason."""
     found = {c.name for c in checks if c.status == "ok"}
     if "transformer-engine" in found:
         return "transformer_engine", (
             "TransformerEngine's norms and linear layers, our core attention in place of its own"
         )
-    norms = "apex's norms" if "apex" in found else "torch's norms (ours under sequence parallelism)"
+    norms = (
+        "apex's norms" if "apex" in found else "torch's norms (magi's under sequence parallelism)"
+    )
     return "local", (
         f"Megatron's linear layers and {norms}, as there is no TransformerEngine: pass "
         f"--transformer-impl local; hybrid models: --spec megatron_magi.adapter.hybrid_spec "
@@ -107,7 +109,7 @@ def layer_choice(checks: list[Check]) -> tuple[str, str]:
 
 
 def kernel_choice(checks: list[Check]) -> tuple[str, str]:
-    """What kernel_backend "auto" runs for bf16 on this machine, and why."""
+    """The kernel that "auto" selects for bf16 on this machine, and the reason."""
     try:
         check_requirements()
     except MissingRequirement as error:
@@ -131,7 +133,7 @@ def kernel_choice(checks: list[Check]) -> tuple[str, str]:
 
 
 def transport_choice() -> tuple[str, str]:
-    """What carries key rows between ranks."""
+    """The transport of key rows between ranks."""
     torch = torch_or_none()
     if torch is None:
         return "none", "torch is not there"

@@ -1,4 +1,4 @@
-"""What a check of the machine found, and what several checks look at."""
+"""Result of a check of the machine, and helpers of several checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from megatron_magi.requirements import MissingRequirement, check_package
 
 @dataclass(frozen=True)
 class Check:
-    """What was found, and what to do about it."""
+    """The finding and its remedy."""
 
     name: str
     status: Literal["ok", "absent", "problem"]

@@ -1,4 +1,4 @@
-"""What a command's documents let their tokens see: causal, full, windows, prefixes, blocks, or a
+"""Mask options of a command's documents: causal, full, windows, prefixes, blocks, or a
 function of the user."""
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _window(options: argparse.Namespace) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Few:
-    """What an option with a few numbers takes."""
+    """Parser of an option with a few numbers."""
 
     option: str
     form: str

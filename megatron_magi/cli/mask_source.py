@@ -34,7 +34,7 @@ class PlanInput:
 
     mask: AttnMask
     text: str
-    """What the mask is, for people."""
+    """Description of the mask for people."""
     cp_size: int
     head_shape: HeadShape
     config: MagiConfig

@@ -53,7 +53,7 @@ def guarded(program: Callable[[], int | None]) -> int:
 
 
 def file_error(error: OSError) -> str:
-    """What the system said, about which file, and what to look at."""
+    """The system's message, the file, and a hint."""
     place = f": {error.filename}" if error.filename is not None else ""
     return (
         f"files and folders must be there and open to this user, got "

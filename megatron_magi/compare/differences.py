@@ -86,7 +86,7 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether every gate passes; nan never does."""
+        """True if every gate passes; nan never does."""
         return (
             self.first_step <= self.gates.first_step
             and float(self.loss_difference.max()) <= self.gates.any_step_loss

@@ -107,7 +107,7 @@ def _require_alike(found: Sequence[Evidence]) -> None:
 
 
 def _kind(evidence: Evidence) -> tuple[object, ...]:
-    """What runs of a mean have in common."""
+    """Facts that are equal in all runs of a mean."""
     run = evidence.curves
     steps = (run.first_iteration, len(run.loss))
     return *steps, set(run.validation), set(run.by_position), evidence.model

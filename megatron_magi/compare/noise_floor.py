@@ -46,7 +46,7 @@ class NoiseGates:
     last_steps: int = 50
     """Number of last steps whose mean loss is compared."""
     every_validation: bool = False
-    """Whether every validation is judged. False: the last one."""
+    """True if every validation is judged. False: the last one."""
     loss_start: float = 0.3
     """Nats between the first loss and an untrained model's."""
     loss_drop: float = 5.0

@@ -39,7 +39,7 @@ class GateResult:
     value: float
     limit: float
     text: str
-    """What was compared with what, or why it was skipped."""
+    """The two values that were compared, or why the gate was skipped."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Judged:
 
     @property
     def passed(self) -> bool:
-        """Whether every gate passes that was not skipped."""
+        """True if every gate passes that was not skipped."""
         return all(r.passed is not False for r in self.results)
 
     @property

@@ -148,7 +148,7 @@ def _softmax(options: Mapping[str, Any]) -> Softmax:
 
 
 def _request(heads: HeadRows, given: Any, options: Mapping[str, Any]) -> MaskRequest:
-    """What the mask function returned; without one the layer's window over whole sequences."""
+    """The mask function's result, or the layer's window over whole sequences if there is none."""
     window = options.get("sliding_window")
     if given is None:
         return MaskRequest(BatchShape(heads.query.shape[0], heads.query.shape[2]), window)

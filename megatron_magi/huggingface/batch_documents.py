@@ -1,4 +1,4 @@
-"""Which rows of a batch see each other: documents, found in what a caller of a model passes.
+"""Finds the documents of a batch in the arguments of a model's forward.
 
 B sequences of S tokens are one stream of B * S rows here, row after row.
 """

@@ -1,4 +1,4 @@
-"""What a configuration of Transformers says of its model's layers."""
+"""Reads the kinds of a model's layers from its Transformers configuration."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 ATTENTION = {"full_attention", "sliding_attention", "attention"}
 """Kinds of layers that mix tokens by attention alone, as configurations name them."""
 INTERFACE = ("_supports_attention_backend", "_supports_sdpa")
-"""What a model class says that asks Transformers for its attention, instead of having its own."""
+"""Attribute of model classes that take their attention from Transformers."""
 
 
 def other_layers(model_config: Any) -> str | None:
-    """Which layers mix tokens by a state or a convolution, in words; None: there are none."""
+    """Layers that mix tokens by a state or a convolution, in words. None if there are none."""
     for name in ("layer_types", "layers_block_type"):
         kinds = set(getattr(model_config, name, None) or ()) - ATTENTION
         if kinds:

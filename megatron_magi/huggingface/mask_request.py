@@ -1,4 +1,4 @@
-"""What a model of Transformers asks of its masks: one small object instead of a dense matrix.
+"""Mask request of a Transformers model: a small object instead of a dense matrix.
 
 Transformers calls a registered mask function once in a forward pass for each kind of layer, and
 gives what it returns to every layer of the kind. Ours returns a `MaskRequest`, in which the first
@@ -43,9 +43,9 @@ class MaskRequest:
     padding: Tensor | None = None
     """bool [sequences, tokens]: False marks padding; None: there is none."""
     is_packed: bool = False
-    """Whether Transformers has found documents in the position ids, so that these must arrive."""
+    """True if Transformers has found documents in the position ids, so that these must arrive."""
     has_packed_rows: bool = False
-    """Whether the mask that was made has several documents in one sequence."""
+    """True if the mask that was made has several documents in one sequence."""
     made: tuple[tuple[Any, Any], AttnMask] | None = field(default=None, repr=False)
     """The tensors that named the documents, and the mask that was made of them."""
 
@@ -109,7 +109,7 @@ def request_mask(
 
 
 def _are_packed(found: Documents, batch_shape: BatchShape) -> bool:
-    """Whether a sequence has two documents or more."""
+    """True if a sequence has two documents or more."""
     sequences = found.cu_seqlens[:-1][~found.is_padding] // batch_shape.num_tokens
     return len(set(sequences.tolist())) < len(sequences)
 

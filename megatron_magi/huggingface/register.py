@@ -13,7 +13,7 @@ from megatron_magi.huggingface.attention_function import HeadRows, attend
 from megatron_magi.huggingface.mask_request import request_mask
 
 NAME = "magi"
-"""What ``attn_implementation`` is to be."""
+"""The name for ``attn_implementation``."""
 
 
 def register(engine: MagiConfig | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What of a job does not work with --magi-balance-step, for the launcher and `megatron-magi check`.
+"""Rejects jobs that --magi-balance-step does not support, in the launcher and in `check`.
 
 Megatron's own balancing of samples (dynamic and hybrid context parallelism) and reinforcement
 learning are refused with our switch already.

@@ -45,7 +45,7 @@ def install_cpu_training() -> bool:
 
 
 def no_training_program() -> str:
-    """What is required of a Megatron that has `megatron.core` alone, and what to do."""
+    """Error line for a Megatron that has only `megatron.core`."""
     return (
         f"a pretrain script requires a Megatron with its training program (0.18 "
         f"to 0.20), got megatron-core {MEGATRON_VERSION} without it; {REMEDY}"
@@ -77,7 +77,7 @@ def _do_nothing(*args: Any, **kwargs: Any) -> None:
 
 
 def _describe_a_device() -> None:
-    """What Megatron reads of a device: an architecture for its checks, sizes for its log."""
+    """Device properties that Megatron reads: an architecture for its checks, sizes for its log."""
     device = SimpleNamespace(name="CPU", major=9, minor=0, total_memory=1 << 34)
     answers: dict[str, Any] = {
         "device_count": 1,

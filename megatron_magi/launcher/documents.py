@@ -1,4 +1,4 @@
-"""Which tokens of a Megatron batch belong to one document, and which mask that makes."""
+"""Finds the documents of a Megatron batch and makes their mask."""
 
 from __future__ import annotations
 
@@ -73,14 +73,18 @@ def repeatable(function: MaskFunction) -> MaskFunction:
 
 
 def checked_masks(masks: Any) -> MaskOfLayers:
-    """What the function of --magi-mask returned: a mask, or one for each kind of layer."""
+    """Result of the function of --magi-mask: a mask, or one for each kind of layer."""
     if isinstance(masks, tuple) and len(masks) == 2:
         return checked_mask(masks[0]), checked_mask(masks[1])
     return checked_mask(masks)
 
 
 def checked_mask(mask: Any, flag: str = "--magi-mask") -> AttnMask:
-    """What the function of `flag` returned; TypeError if it is something else than an AttnMask."""
+    """The mask that the function of `flag` returned.
+
+    Raises:
+        TypeError: it is no AttnMask.
+    """
     if not isinstance(mask, AttnMask):
         raise TypeError(
             f"the function of {flag} must return an AttnMask, got {type(mask).__name__}; "

@@ -9,7 +9,7 @@ BACKENDS = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 
 
 def is_deterministic() -> bool:
-    """Whether the job asks TransformerEngine's attention for equal bits from run to run."""
+    """True if the job asks TransformerEngine's attention for equal bits from run to run."""
     return os.environ.get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0"
 
 

@@ -1,4 +1,4 @@
-"""What Megatron sizes before a run takes the rows that a rank will hold.
+"""Sizes Megatron's preallocated buffers (TP overlap, CUDA graphs, YaRN) for the padded length.
 
 Megatron computes them as sequence length times samples over context-parallel ranks. With our switch
 the samples of a microbatch are one stream, which the plan may have padded.

@@ -73,4 +73,4 @@ FORMER_FLAGS: dict[str, str] = {
     "--ds-sequence-parallel-size": _now("--context-parallel-size"),
     "--no-pipeline-parallel": _DEEPSPEED,
 }
-"""What stands in brackets after a flag that the parser does not know."""
+"""Hints that follow an unknown flag, in brackets."""

@@ -51,7 +51,7 @@ class HookPoint:
     attribute: str
     """In the module; a method as Class.method."""
     parameters: tuple[str, ...]
-    """What its signature must have, since our wrapper passes or reads it."""
+    """Parameters that its signature must have, because the wrapper passes or reads them."""
     wrap: Callable[[Any, Any], Any]
     """(the original, the Launch) -> what takes its place."""
     first: Minor = FIRST
@@ -258,7 +258,7 @@ def check_points(points: Iterable[HookPoint], version: MegatronVersion) -> None:
 
 
 def problems(point: HookPoint) -> Iterator[str]:
-    """What does not fit at one hook point, in words that begin with its name."""
+    """Returns the mismatches at one hook point, in words that begin with its name."""
     try:
         owner, name = point.owner()
     except HookError as error:

@@ -33,7 +33,7 @@ class RefusedJob(Exception):
         super().__init__("\n".join(lines))
         self.lines = list(lines)
         self.about_machine = about_machine
-        """Whether some of the lines are about this machine, and need not hold on another."""
+        """True if some of the lines are about this machine, and need not hold on another."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Accepted:
-    """What is known of a job that our rules let start."""
+    """Facts of a job that passed every rule."""
 
     gpus: int
     tp: int
@@ -70,7 +70,7 @@ class Accepted:
     heads: str
     """Query heads / key heads x head dimension on one tensor-parallel rank."""
     kernel: str | None
-    """What computes attention on this machine; None for a job of another machine."""
+    """The attention kernel of this machine. None means that the job runs on another machine."""
     megatron: str
     """The version whose parser read the job."""
 

@@ -1,4 +1,4 @@
-"""What a job's layers cost, and how its replicas wait for each other, from Megatron's arguments."""
+"""Costs of a job's layers, and how its replicas wait for each other, from Megatron's arguments."""
 
 from __future__ import annotations
 

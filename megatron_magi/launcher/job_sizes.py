@@ -54,7 +54,7 @@ def smallest_world(args: Any) -> int:
 
 
 def splits_sequence(args: Any) -> bool:
-    """Whether sequence parallelism splits rows; Megatron switches it off for one tensor rank."""
+    """True if sequence parallelism splits rows; Megatron switches it off for one tensor rank."""
     return bool(args.sequence_parallel and args.tensor_model_parallel_size > 1)
 
 
@@ -68,7 +68,7 @@ def microbatch_tokens(args: Any) -> list[int]:
 
 
 def knows_heads(args: Any) -> bool:
-    """Whether the arguments say it; else a checkpoint, or a script of another model, does."""
+    """True if the arguments say it; else a checkpoint, or a script of another model, does."""
     return bool(getattr(args, "num_attention_heads", None) and getattr(args, "hidden_size", None))
 
 

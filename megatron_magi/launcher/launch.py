@@ -1,4 +1,4 @@
-"""What the hooks share in one run of a pretrain script with `--attention-backend magi`."""
+"""State that the hooks share in one run of a pretrain script with `--attention-backend magi`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class StepStats:
     plan_ms: float = 0.0
     """Milliseconds that the main thread spends on plans; almost 0 if they were made ahead."""
     has_label: bool | None = None
-    """Whether a sample of this replica had a token that counts; None if none came over the host."""
+    """True if a sample of this replica had a token that counts; None if none came over the host."""
     num_made_here: int = 0
     """Plans that the main thread made, because they were neither remembered nor made ahead."""
 
@@ -143,7 +143,7 @@ class Launch:
         return function if function is None or num_chunks == 1 else repeatable(function)
 
     def plans_ahead(self) -> bool:
-        """Whether samples are drawn, and their plans made, before their microbatch.
+        """True if samples are drawn, and their plans made, before their microbatch.
 
         A function of --magi-mask may read rows on the device. An external data loader may save its
         position, which must not be ahead.

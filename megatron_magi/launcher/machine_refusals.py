@@ -1,4 +1,4 @@
-"""What of a Megatron job does not work on this machine; on another one it may."""
+"""Collects the settings of a Megatron job that this machine does not support."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from megatron_magi.adapter.layer_spec import with_own_norms
 from megatron_magi.adapter.rms_norm import LocalNorm
 
 HAS_FUSED_NORMS = transformer_block.LayerNormImpl is not WrappedTorchNorm
-"""Whether TransformerEngine or apex is installed; read before our hook replaces the name."""
+"""True if TransformerEngine or apex is installed; read before our hook replaces the name."""
 
 
 def own_norms(spec: Any, config: Any) -> Any:

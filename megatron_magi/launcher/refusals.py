@@ -1,5 +1,6 @@
-"""What of a Megatron job does not work with our switch, all of it at once (but for sizes below 1,
-which come first and alone, because others are computed from them).
+"""Collects the unsupported settings of a Megatron job and reports them together.
+
+Sizes below 1 come first and alone, because other values are computed from them.
 
 Every rule reads Megatron's arguments and yields one line for each setting that it refuses, with
 what is required, what came and what to do. `refuse_arguments` ends the process with all lines. The
@@ -46,7 +47,7 @@ class Refusal:
     works: tuple[Any, ...]
     """Its values that work."""
     remedy: str
-    """What to do, and why the value does not work."""
+    """Remedy, and the reason why the value does not work."""
 
     @property
     def flag(self) -> str:
@@ -149,7 +150,7 @@ def refuse_arguments(
 
 
 def balances_samples(args: Any) -> bool:
-    """Whether routers balance the experts of every sample by itself."""
+    """True if routers balance the experts of every sample by itself."""
     kinds = getattr(args, "moe_router_load_balancing_type", None) or ()
     return "seq_aux_loss" in ([kinds] if isinstance(kinds, str) else kinds)
 
@@ -232,7 +233,7 @@ def _heads(args: Any, magi: MagiConfig) -> Iterator[str]:
 
 
 def _of_the_model(args: Any, magi: MagiConfig) -> Iterator[str]:
-    """What the adapter would refuse of the built model."""
+    """Settings that the adapter would reject in the built model."""
     shown = copy.copy(args)
     shown.sequence_parallel = splits_sequence(args)
     for check, flag in ((check_clip_layout, "--qk-clip"), (check_hidden_state_mixing, "--mtp-hsm")):

@@ -30,7 +30,7 @@ VOCABULARIES = {
     "BertWordPieceLowerCase": ("vocab_file",),
     "BertWordPieceCase": ("vocab_file",),
 }
-"""What a tokenizer reads its vocabulary from, by --tokenizer-type; the others read
+"""Flags that name a tokenizer's vocabulary, by --tokenizer-type; the others read
 --tokenizer-model."""
 
 

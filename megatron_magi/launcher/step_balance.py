@@ -31,7 +31,7 @@ class Rules:
     lockstep: bool
 
     def has_choice(self, rounds: Int64Array) -> bool:
-        """Whether a step has another dealing that may be faster; `rounds`: see `deal`."""
+        """True if a step has another dealing that may be faster; `rounds`: see `deal`."""
         microbatches, replicas, micro = rounds.shape
         between = replicas > 1 and microbatches * micro > 1
         return between or (self.pipelined and microbatches > 1)
@@ -39,7 +39,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class FirstStep:
-    """What ranks must have in common of a loader's first step; each one a number or a name."""
+    """Facts of a loader's first step that must be equal on all ranks; numbers and names."""
 
     dataset: str
     samples: int

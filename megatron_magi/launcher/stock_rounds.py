@@ -1,4 +1,4 @@
-"""What Megatron's batch samplers yield on all replicas, side by side."""
+"""The sample numbers that Megatron's batch samplers yield on all replicas, round by round."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class DistAttnConfig:
                 instance(getattr(self, part.name), kind, part.name, f"pass {kind.__name__}()")
 
     def engine_config(self) -> MagiConfig:
-        """What the planner gets. MAGI_ATTENTION_QO_COMM=1 lets it send queries, unless
+        """The planner's config. MAGI_ATTENTION_QO_COMM=1 lets it send queries, unless
         ``MagiConfig.send_queries`` says otherwise."""
         sends = self.magi_config.send_queries
         if sends is None and asks_for_queries():

@@ -52,7 +52,7 @@ _NAMES_BY_REPLACEMENT = {
     ),
 }
 INSTEAD = {name: text for text, names in _NAMES_BY_REPLACEMENT.items() for name in names.split()}
-"""What happens here, by the variable's name behind the prefix; others have no effect at all."""
+"""Behaviour here, by the variable's name behind the prefix; others have no effect at all."""
 
 _told = False
 
@@ -71,7 +71,7 @@ def replacement(name: str, module: str) -> ImportError | AttributeError:
 
 
 def asks_for_queries() -> bool:
-    """Whether MAGI_ATTENTION_QO_COMM is "1", with which MagiAttention sends queries too."""
+    """True if MAGI_ATTENTION_QO_COMM is "1", with which MagiAttention sends queries too."""
     return os.environ.get(QO_COMM) == "1"
 
 

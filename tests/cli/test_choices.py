@@ -20,7 +20,7 @@ def checks(engine: bool = False, apex: bool = False) -> list[Check]:
 def test_layers_without_transformer_engine() -> None:
     name, why = doctor.layer_choice(checks())
     assert name == "local" and "--transformer-impl local" in why and "hybrid_local_spec" in why
-    assert "torch's norms (ours under sequence parallelism)" in why
+    assert "torch's norms (magi's under sequence parallelism)" in why
     assert "apex's norms" in doctor.layer_choice(checks(apex=True))[1]
 
 

@@ -17,12 +17,12 @@ APEX_MODULE = "fused_weight_gradient_mlp_cuda"
 
 
 def has_apex() -> bool:
-    """Whether apex's extension is importable."""
+    """True if apex's extension is importable."""
     return importlib.util.find_spec(APEX_MODULE) is not None
 
 
 def has_addmm() -> bool:
-    """Whether this torch can add a 16-bit product into an fp32 matrix."""
+    """True if this torch can add a 16-bit product into an fp32 matrix."""
     return hasattr(torch.ops.aten.addmm, "dtype_out")
 
 

@@ -224,7 +224,7 @@ class CopyEngine:
         return first if first is not None and done(first.filled.cuda_event) else None
 
     def _absent(self, number: int) -> str:
-        """Which ranks have not begun an exchange, as far as the device still answers, in words."""
+        """Names the ranks that have not begun an exchange, as far as the device still answers."""
         found: list[int] = []
         memory = self.memory
 

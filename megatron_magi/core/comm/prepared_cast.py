@@ -35,7 +35,7 @@ class PreparedCast:
     own: DeviceTable | None
     """int32 [num_own]: local rows before the received ones; None: none, or all local rows."""
     sources: RowSources | None
-    """Which returned partial sum is added to which row; None: none is returned."""
+    """Returned partial sums by the row they are added to. None means that none is returned."""
     peers: list[slice]
     """Each peer's part of the returned partial sums; a peer sends a row at most once."""
 

@@ -68,7 +68,7 @@ def mesh_ranks_per_node(cp_group: CpGroup) -> int | None:
 
 
 def is_alive(group: dist.ProcessGroup) -> bool:
-    """Whether ``destroy_process_group`` has not ended the group yet."""
+    """True if ``destroy_process_group`` has not ended the group yet."""
     if not dist.is_initialized():
         return False
     try:

@@ -153,7 +153,7 @@ def _gathering_beside(num_rows: int, *xs: Lies) -> Beside | None:
 
 @dataclass(frozen=True)
 class RowSources:
-    """Which received rows are added to every owned row, in which order."""
+    """Received rows by the owned row that they are added to, in order."""
 
     owners: DeviceTable
     """int32 [num_received]: the owned row of every received row; PyTorch's path reads it."""
@@ -282,14 +282,14 @@ def head_start(device: torch.device) -> None:
 
 
 def _has_many_shapes(xs: Sequence[Tensor]) -> bool:
-    """Whether keys and values have different widths; a kernel moves rows of one shape."""
+    """True if keys and values have different widths; a kernel moves rows of one shape."""
     first = xs[0].shape[1:]
     return any(x.shape[1:] != first for x in xs[1:])
 
 
 @lru_cache(maxsize=1024)
 def _is_packed(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Whether rows are without gaps in a row, of a dtype with kernels, and at multiples of 16 bytes
+    """True if rows are without gaps in a row, of a dtype with kernels, and at multiples of 16 bytes
     if the first one is."""
     if dtype not in DTYPE_CODES:
         return False

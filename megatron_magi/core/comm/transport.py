@@ -53,9 +53,9 @@ class Transport(Protocol):
     """Moves rows; each rank of the group begins the same exchanges in the same order."""
 
     uses_sms: bool
-    """Whether an exchange is a kernel, which has to begin before one that fills the GPU."""
+    """True if an exchange is a kernel, which has to begin before one that fills the GPU."""
     is_room_kept: bool
-    """Whether ``room`` may wait while other exchanges begin."""
+    """True if ``room`` may wait while other exchanges begin."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Which transport moves the rows of attention; the ranks of a group choose together."""
+"""Chooses the transport of attention's rows, together on all ranks of a group."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GRAD_BYTES = 4
 
 
 def transport_for(plan: AttnPlan, group: dist.ProcessGroup | None, like: Tensor) -> Transport:
-    """What moves the rows of a plan between ranks.
+    """The transport of a plan's rows.
 
     Args:
         like: a tensor of the device and dtype of the rows.
@@ -82,7 +82,7 @@ def _say_that_nothing_travels() -> None:
 def transport_of_reduces(
     casts: Transport, plan: AttnPlan, like: Tensor, num_casts: int
 ) -> Transport:
-    """What returns gradients in a backward: a communicator of their own from four casts on.
+    """The transport of a backward's gradients: a communicator of their own from four casts on.
 
     Three casts begin before the first reduce. The rows of a fourth would move when those of that
     reduce have moved, with one communicator. Fewer casts need no second one, and copy engines none

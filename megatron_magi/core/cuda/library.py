@@ -76,7 +76,7 @@ class CudaLibrary:
             raise CudaKernelError(f"magi_follow failed with code {code}")
 
     def is_done(self, event: int) -> bool:
-        """Whether an event has been reached; any thread may ask, also while another one captures a
+        """True if an event has been reached; any thread may ask, also while another one captures a
         CUDA graph."""
         answer = c_int32(0)
         code = self.handle.magi_event_is_done(c_void_p(event), ctypes.byref(answer))

@@ -28,7 +28,7 @@ FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class AttnForwardMeta:
-    """What attention returns besides ``out``."""
+    """Results of attention besides ``out``."""
 
     lse: Tensor
     """[T, H] natural log of the sum of exp of logits, sinks included; -inf where a row sees nothing
@@ -193,7 +193,7 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether `check_qkv` has nothing to refuse, for the usual tensors: without names and remedies,
+    """True if `check_qkv` has nothing to refuse, for the usual tensors: without names and remedies,
     which take several times as long."""
     if not (type(q) is type(k) is type(v) is Tensor and q.ndim == k.ndim == v.ndim == 3):
         return False

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 
 def must_dispatch(*tensors: Tensor) -> bool:
-    """Whether something must see ``torch.ops.magi``: torch.compile, tracing, a dispatch mode (fake
+    """True if something must see ``torch.ops.magi``: torch.compile, tracing, a dispatch mode (fake
     tensors, selective checkpointing, flop counters), a transform, a tensor subclass or a tensor
     without memory."""
     if torch.compiler.is_compiling():
@@ -94,7 +94,7 @@ def refuse_gradients_of_transforms(*tensors: Tensor) -> None:
 
 
 def _is_differentiated(x: Tensor) -> bool:
-    """Whether one of the wrappers around a tensor is that of a transform that asks for its
+    """True if one of the wrappers around a tensor is that of a transform that asks for its
     gradient. Inside all wrappers backward() may ask for it."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(x):

@@ -65,7 +65,7 @@ class GradCall(NamedTuple):
     dkv: Pair | None = None
     """Where dk and dv are written, any strides with the last dimension contiguous."""
     deterministic: bool = False
-    """Whether gradients must have equal bits from run to run."""
+    """True if gradients must have equal bits from run to run."""
 
 
 class AttnBackend(Protocol):
@@ -77,9 +77,9 @@ class AttnBackend(Protocol):
 
     name: str
     adds_atomically: bool
-    """Whether two backward calls on different streams may add to one dq at the same time."""
+    """True if two backward calls on different streams may add to one dq at the same time."""
     finds_max_logits: bool
-    """Whether the forward takes AttnCall.max_logits."""
+    """True if the forward takes AttnCall.max_logits."""
 
     def forward(
         self,

@@ -34,7 +34,7 @@ CAPABILITIES = (9, 10)
 
 
 def is_installed() -> bool:
-    """Whether the package is there; older packages of the name flash_attn lack the module."""
+    """True if the package is there; older packages of the name flash_attn lack the module."""
     try:
         return importlib.util.find_spec(MODULE) is not None
     except ModuleNotFoundError:  # no flash_attn at all

@@ -28,7 +28,7 @@ tiles is taken too, so that every GPU runs on the same lists."""
 
 
 class Flash4Mask(NamedTuple):
-    """What FlashAttention-4 is given of a table."""
+    """A table in the form that FlashAttention-4 takes."""
 
     visible: Callable[..., Any]
     """Its ``mask_mod``."""

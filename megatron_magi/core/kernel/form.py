@@ -18,7 +18,7 @@ not fill the memory."""
 
 
 class Calls(dict[Hashable, Any]):
-    """What was prepared for calls, by their form."""
+    """Prepared calls by their form."""
 
     def keep(self, form: Hashable, value: object) -> None:
         if len(self) >= MOST_FORMS:

@@ -71,7 +71,7 @@ class Options(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What calls of one form on the same slices share, once the first of them has been checked."""
+    """State shared by calls of one form on the same slices, after the first was checked."""
 
     options: Options
     """Without sinks: a call with sinks is prepared every time."""
@@ -80,7 +80,7 @@ class Prepared(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a call asks besides its queries, keys and values."""
+    """Options of a call besides queries, keys and values."""
 
     slices: Tensor
     """int32 [N, 6]"""

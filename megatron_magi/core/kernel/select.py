@@ -37,8 +37,8 @@ def is_blackwell(device: torch.device) -> bool:
 def choose_backend_name(
     device: torch.device, dtype: torch.dtype, widths: Widths = ANY_WIDTHS
 ) -> str:
-    """What "auto" means: cuda on Hopper, fa4 on Blackwell if its package is there, flex on other
-    GPUs, reference on the CPU.
+    """The kernel that "auto" selects: cuda on Hopper, fa4 on Blackwell if it is installed, flex on
+    other GPUs, reference on the CPU.
 
     float32 and float64 run on the reference everywhere, because the CUDA kernels take bf16 and fp16
     only. Heads that are too wide for the CUDA kernels or for fa4 (``widths``) run on flex.

@@ -25,8 +25,8 @@ SINK_LAYOUTS = {"sh": 2, "ssh": 3, "shd": 3}
 
 
 def sink_lse_of(sink: Tensor | None, q_THD: Tensor) -> Tensor | None:
-    """What ``AttnCall.sink_lse`` takes, differentiable: [H] from [s, H], or [T, H] from [T, s, H];
-    None without sinks.
+    """Sinks in the form of ``AttnCall.sink_lse``, differentiable: [H] from [s, H], or [T, H] from
+    [T, s, H]. None without sinks.
 
     Args:
         sink: finite logits, any float dtype; [s, H]: the same for all rows; [T, s, H]: per token.

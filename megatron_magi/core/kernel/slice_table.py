@@ -35,7 +35,7 @@ class SliceTable:
     not write, because another call does."""
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
     calls: Calls = field(default_factory=Calls, repr=False)
-    """What was prepared for calls on these slices, by their form, on one device or in a stage of
+    """Prepared calls on these slices, by their form, on one device or in a stage of
     many. It must not refer to the table, or both would outlive their last user."""
 
     @cached_property

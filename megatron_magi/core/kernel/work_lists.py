@@ -42,7 +42,7 @@ def make_work_lists(
 
 
 def _is_chosen(heads: HeadShape, config: MagiConfig, device: torch.device) -> bool:
-    """Whether our kernels will compute calls with these heads; elements of two bytes count as
+    """True if our kernels will compute calls with these heads; elements of two bytes count as
     bf16."""
     dtype = torch.bfloat16 if heads.bytes_per_element == 2 else torch.float32
     chosen = choose_backend_name(device, dtype) == "cuda"

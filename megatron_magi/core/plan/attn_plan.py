@@ -41,7 +41,7 @@ def no_transfers() -> Int32Array:
 
 @dataclass(frozen=True, eq=False)
 class AttnPlan:
-    """Which rank owns, computes and sends what, to which rank and when; equal on every rank.
+    """Work and exchanges of all ranks for one mask; equal on every rank.
 
     Plans are compared, hashed and agreed on by ``digest``. A pickle holds the mask's slices, the
     chunks' ranks and the transfers. A rank's view is derived on first use and kept per process.
@@ -93,7 +93,7 @@ class AttnPlan:
 
     @property
     def key_layout(self) -> TokenLayout:
-        """Which rank owns which keys; ``layout`` in self-attention."""
+        """Layout of the keys; ``layout`` in self-attention."""
         return self.layout if self.cross_layout is None else self.cross_layout
 
     @property
@@ -131,7 +131,7 @@ class AttnPlan:
         return slot_rows(self.transfers, self.cp_size, self.num_stages, own)
 
     def rank_plan(self, rank: int) -> RankPlan:
-        """What the rank computes, sends and receives.
+        """One rank's work and exchanges.
 
         Raises:
             ValueError: a rank outside the group.

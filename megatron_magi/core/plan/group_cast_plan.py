@@ -14,7 +14,7 @@ from megatron_magi.core.plan.token_layout import Int32Array, TokenLayout
 
 @dataclass(frozen=True, eq=False)
 class GroupCastPlan:
-    """Which local rows go to which rank, and which global rows arrive from which rank.
+    """Local rows by the rank they go to, and global rows by the rank they come from.
 
     A row goes once to every rank that reads it. A group_reduce reads the same table backwards.
     """

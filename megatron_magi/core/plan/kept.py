@@ -1,4 +1,4 @@
-"""What is derived from a plan or a token layout on first use."""
+"""Cache of values derived from a plan or a token layout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Kept:
         self.rank_plans: dict[int, Any] = {}
         """A plan's view of each rank."""
         self.prepared: dict[Any, Any] = {}
-        """What devices hold; core/runtime/prepared.py fills it."""
+        """Device tables; core/runtime/prepared.py fills it."""
 
 
 def check_kept(value: object) -> None:

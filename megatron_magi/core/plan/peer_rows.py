@@ -1,4 +1,4 @@
-"""What every rank sends to every other one, for transports that read their peers' memory."""
+"""Row counts between all pairs of ranks, for transports that read their peers' memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SlotRows(NamedTuple):
 
 
 def reads_peers(config: MagiConfig, cp_size: int, ranks_per_node: int) -> bool:
-    """Whether a transport may read its peers' memory, so that the plan must say where."""
+    """True if a transport may read its peers' memory, so that the plan must say where."""
     may = config.transport != "all_to_all" and ranks_per_node == 0
     return may and 1 < cp_size <= MAX_PEERS
 

@@ -28,8 +28,8 @@ class StagePlan:
     num_keys: int
     """Rows of the key buffer."""
     cast: GroupCastPlan | NodeCastPlan | None
-    """What fills the buffer: own rows, then received ones. None if no rank receives anything: then
-    no rank takes part in an exchange, and the buffer is this rank's rows or empty."""
+    """The exchange that fills the buffer: own rows, then received ones. None if no rank receives
+    rows; the buffer is then this rank's rows, or empty."""
     left_rows: Int32Array = field(default_factory=lambda: NO_RANGES, repr=False)
     """int32 [n, 2], read-only: local query rows that another stage computes."""
 
@@ -65,7 +65,7 @@ class RankPlan:
     """The forward's stages, given by the plan's forward mode: ``stages`` themselves, or one stage,
     or two stages with different query rows."""
     forward_merges: bool
-    """Whether a query row may attend in several of the forward's stages."""
+    """True if a query row may attend in several of the forward's stages."""
     queries: QueryStage | None = None
     """The queries of other ranks that attend on this rank's keys; None: no rank sends queries."""
 
@@ -79,7 +79,7 @@ class Staging(NamedTuple):
     ranks_per_node: int
     """0: links are not told apart."""
     reads_peers: bool
-    """Whether the exchanges' tables say where a rank's rows lie at its peers."""
+    """True if the exchanges' tables say where a rank's rows lie at its peers."""
 
 
 def make_rank_plan(
@@ -148,7 +148,7 @@ class _View:
     """0: links are not told apart."""
 
     def concern(self, transfers: Int32Array) -> npt.NDArray[np.bool_]:
-        """Which transfers the rank has a part in, as a relay too."""
+        """Mask of the transfers that the rank has a part in, as a relay too."""
         dst, src = transfers[:, 1], transfers[:, 2]
         per_node = self.ranks_per_node or 1
         arrives: npt.NDArray[np.bool_] = dst // per_node == self.rank // per_node

@@ -50,7 +50,7 @@ class TokenLayout:
     chunk_ranks: Int32Array = field(repr=False)
     """int32 [num_chunks], read-only: owner of every chunk."""
     _kept: Kept = field(default_factory=Kept, repr=False)
-    """What devices hold of the layout; it is no part of the value."""
+    """Cache of device tables; it is no part of the value."""
 
     def __post_init__(self) -> None:
         for name, low in (("total_seqlen", 0), ("chunk_size", 1), ("cp_size", 1)):
@@ -137,7 +137,7 @@ class TokenLayout:
 
 
 class Homes(NamedTuple):
-    """Which rank owns which query and which key; one layout twice in self-attention."""
+    """Layouts of queries and keys; the same layout twice in self-attention."""
 
     queries: TokenLayout
     keys: TokenLayout

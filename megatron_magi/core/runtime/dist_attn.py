@@ -167,9 +167,11 @@ def _attend(
 
 
 def _call(kind: str, inputs: tuple[Tensor, ...], scale_and_cap: tuple[float, float]) -> Call:
-    """What must be equal on every rank. That includes whether a gradient will be asked for, because
-    the other ranks would wait for a rank without a backward, and whether there are sinks, for all
-    tokens or per token. The values of sinks are not compared."""
+    """The facts of a call that must be equal on every rank.
+
+    Ranks with a backward would wait for one without, so the facts say if a gradient will be asked
+    for. They say if sinks are for all tokens or per token, and not their values.
+    """
     _, k, v, *sinks = inputs
     extra = int(will_backward(inputs)) | (sinks[0].ndim << 1 if sinks else 0)
     scale, softcap = scale_and_cap
@@ -177,7 +179,7 @@ def _call(kind: str, inputs: tuple[Tensor, ...], scale_and_cap: tuple[float, flo
 
 
 def will_backward(inputs: tuple[Tensor, ...]) -> bool:
-    """Whether a gradient may be asked for."""
+    """True if a gradient may be asked for."""
     return torch.is_grad_enabled() and True in [x.requires_grad for x in inputs]
 
 

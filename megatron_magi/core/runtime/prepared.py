@@ -1,4 +1,4 @@
-"""What a device holds of a plan: it is built once, kept with the plan and freed with it.
+"""Device tables of a plan: built once, kept with the plan and freed with it.
 
 Plans remain values: they are compared, hashed and pickled without these tables.
 """
@@ -46,11 +46,11 @@ class PreparedStage:
     table: SliceTable
     """The slices of the stage; the backends keep their work lists in it."""
     cast: AnyPreparedCast | None
-    """What fills the key buffer; None if the buffer is this rank's rows, or empty."""
+    """The exchange that fills the key buffer. None if the buffer is this rank's rows, or empty."""
     num_own: int
     """Number of own rows in the key buffer; they come first."""
     sees: bool
-    """Whether there is a slice at all."""
+    """True if there is a slice at all."""
     kept: KeptBuffer | None
     """Where a backward finds the key buffer of this stage if its forward keeps what it receives;
     None without ``MagiConfig.keep_received_keys`` and in a stage that receives nothing."""
@@ -63,7 +63,7 @@ class PreparedQueries:
     table: SliceTable
     cast: PreparedCast
     sees: bool
-    """Whether any queries arrive."""
+    """True if any queries arrive."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -78,9 +78,9 @@ class PreparedPlan:
     """Stages in the order of the backward pass, without the same empty ones. The one on own keys
     is the last one, if this rank has such a stage and attends in it."""
     merges: bool
-    """Whether a query row may attend in several stages of the forward pass."""
+    """True if a query row may attend in several stages of the forward pass."""
     is_alone: bool
-    """Whether one kernel call computes all gradients, and none is sent to another rank."""
+    """True if one kernel call computes all gradients, and none is sent to another rank."""
     queries: PreparedQueries | None
     """Queries of other ranks that attend here; None: no rank sends any."""
 

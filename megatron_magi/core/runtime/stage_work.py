@@ -1,5 +1,5 @@
-"""What the loop over stages needs: the plan's tables, the transport, the kernels, and the keys and
-values of one stage after another."""
+"""Inputs of the loop over stages: the plan's tables, the transport, the kernel, and a prefetcher of
+keys and values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ None: delta is not known yet, and nobody asked for the gradient of lse."""
 
 
 class StageWork(NamedTuple):
-    """What the loop over stages needs besides q, k, v and the gradients."""
+    """Inputs of the loop over stages besides q, k, v and the gradients."""
 
     plan: AttnPlan
     ready: PreparedPlan
@@ -40,7 +40,7 @@ class StageWork(NamedTuple):
     max_logits: Tensor | None
     """See AttnCall; None: not asked for."""
     keeps: bool
-    """Whether the forward keeps the keys and values that it receives for a backward."""
+    """True if the forward keeps the keys and values that it receives for a backward."""
 
 
 class Feed:

@@ -58,7 +58,7 @@ def staged_backward(
 
 
 class _Backward:
-    """What the backward's stages share, and the sums that they add to."""
+    """State of a backward: shared inputs, and the sums that stages add to."""
 
     def __init__(self, work: StageWork, qkv: Inputs, result: Pair, of_out: OutGrads) -> None:
         """Arguments as of ``staged_backward``."""
@@ -126,7 +126,7 @@ rows, 1.00 to 1.22 at 16K and 1.05 to 1.34 at 32K (record rank_times_h100_2026-1
 
 
 def _may_run_ahead(work: StageWork, q: Tensor, v: Tensor) -> bool:
-    """Whether the stages on received keys may run beside the one on own keys, with priority.
+    """True if the stages on received keys may run beside the one on own keys, with priority.
 
     Their blocks then fill the GPU at the end of one kernel and at the start of the next one, and
     the stage on own keys fills the time until rows arrive. Both kernels add to dq at the same time,

@@ -66,7 +66,7 @@ VARYING = (
 
 
 Backward = Callable[[AttnCall, GradCall], Gradients]
-"""What computes the backwards of one form."""
+"""Function that computes the backwards of one form."""
 
 
 def backward(call: AttnCall, grad: GradCall) -> Gradients:
@@ -98,7 +98,7 @@ def backward(call: AttnCall, grad: GradCall) -> Gradients:
 
 
 def _prepare(call: AttnCall, grad: GradCall) -> Backward:
-    """What computes calls of a form, once the first of them has passed the checks."""
+    """Function that computes calls of a form whose first call passed the checks."""
     widths = widths_for(call)
     if widths != widths_of(call.q, call.v):
         return partial(_on_wider_heads, widths)
@@ -198,7 +198,7 @@ class Launch:
     """They make dq, dk and dv."""
     new_scratch: Callable[[], Tensor]
     in_fp32: bool
-    """Whether dq is made in fp32."""
+    """True if dq is made in fp32."""
 
     def __call__(self, call: AttnCall, grad: GradCall) -> Gradients:
         """On the current stream, without synchronisation."""

@@ -1,4 +1,4 @@
-"""What the Hopper kernels demand of a call beyond ``attention.check_qkv``."""
+"""Checks of the Hopper kernels beyond ``attention.check_qkv``."""
 
 from __future__ import annotations
 

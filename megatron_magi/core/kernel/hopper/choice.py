@@ -16,7 +16,7 @@ from megatron_magi.core.native import solver
 
 
 class Variant(NamedTuple):
-    """Which forward kernel runs, and how it tiles."""
+    """Choice of the forward kernel and its tiles."""
 
     pack: int
     """Query heads that share one tile's rows."""

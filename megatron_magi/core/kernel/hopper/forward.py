@@ -68,7 +68,7 @@ def prepared_forward(call: AttnCall, out_dtype: torch.dtype) -> PreparedForward:
 def _prepared(
     call: AttnCall, prev: OutLse | None, into: OutLse | None, out_dtype: torch.dtype | None
 ) -> Callable[..., OutLse]:
-    """What computes calls of a form, as a function of the call, ``prev`` and ``into``. It is kept
+    """Computes calls of a form, as a function of the call, ``prev`` and ``into``. It is kept
     in the table of the slices, so that the checks and the choice are those of the first call."""
     q, k, v, table, scale, _, softcap, sinks = call
     form = (

@@ -21,7 +21,7 @@ logger = logging.getLogger("megatron_magi")
 
 
 class HeadsKey(NamedTuple):
-    """What a launch depends on besides the slices."""
+    """Inputs of a launch besides the slices."""
 
     heads_q: int
     heads_kv: int
@@ -81,7 +81,7 @@ def out_shape(call: AttnCall) -> tuple[int, int, int]:
 def new_of(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> Callable[[], Tensor]:
-    """What makes contiguous tensors with any content, in two thirds of the host time of torch.empty
+    """Allocates contiguous uninitialised tensors, in two thirds of the host time of torch.empty
     or less."""
     strides = tuple(accumulate((max(n, 1) for n in shape[:0:-1]), mul, initial=1))[::-1]
     return partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
@@ -105,7 +105,7 @@ def _say_copied() -> None:
 
 
 def is_aligned(x: Tensor) -> bool:
-    """Whether base and strides are multiples of 16 bytes, and columns neighbours."""
+    """True if base and strides are multiples of 16 bytes, and columns neighbours."""
     return x.data_ptr() % 16 == 0 and has_aligned_rows(x)
 
 

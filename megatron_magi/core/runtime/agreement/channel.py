@@ -91,12 +91,12 @@ class Channel:
             self.send()
 
     def is_ready(self) -> bool:
-        """Whether the oldest gather under way has ended, with or without an error."""
+        """True if the oldest gather under way has ended, with or without an error."""
         work = self.pending[0].work if self.pending else None
         return work is not None and work.is_completed()
 
     def is_quiet(self) -> bool:
-        """Whether no gather is under way."""
+        """True if no gather is under way."""
         return all(slot.work is None or slot.work.is_completed() for slot in self.pending)
 
     def receive(self, timeout_s: float) -> Signatures | None:

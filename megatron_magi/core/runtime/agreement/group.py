@@ -1,4 +1,4 @@
-"""What one group of ranks has compared, and the error if the ranks differ."""
+"""State of a group's comparison, and the error if its ranks differ."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class GroupState:
         self.retire()
 
     def note_plan(self, plan: AttnPlan) -> PlanPart:
-        """What a signature says about this plan; later calls with it do not wait.
+        """This plan's part of a signature; later calls with the plan do not wait.
 
         The caller must have looked whether the plan was noted before, and must wait if it was not.
         """

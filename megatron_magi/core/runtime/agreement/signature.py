@@ -40,7 +40,7 @@ SINK_BITS = 0b110
 ``AttnCall.sink_lse``, or 0."""
 
 SINKS = {1 << 1: "shared sinks", 2 << 1: "sinks per token"}
-"""What these bits say."""
+"""Meaning of these bits."""
 
 ATTN_BITS = 1 | SINK_BITS
 """All bits of attention's ``extra``."""
@@ -60,7 +60,7 @@ class Call(NamedTuple):
     kind: str
     """One of KINDS."""
     shape: tuple[int, ...] = ()
-    """What one row holds: [G, D, E] of keys and values, or a row's own dimensions."""
+    """Shape of one row: [G, D, E] of keys and values, or a row's own dimensions."""
     dtype: torch.dtype | None = None
     scale: float = 0.0
     """The softmax_scale of attention."""
@@ -78,7 +78,7 @@ def signature_of(call: Call, plan: PlanPart, number: int) -> Signature:
 
 
 def plan_part(plan: AttnPlan) -> PlanPart:
-    """What every signature says about a plan: its digest and the packed digests of its fields."""
+    """A plan's part of every signature: its digest and the packed digests of its fields."""
     fields = [plan.field_digests[name] for name in PLAN_FIELDS]
     return _signed(plan.digest), _signed(_packed(fields))
 

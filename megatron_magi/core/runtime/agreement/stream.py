@@ -1,4 +1,4 @@
-"""What each rank of a group has called: streams of signatures, compared as far as all have come.
+"""Streams of signatures of a group's ranks, compared as far as all ranks have called.
 
 A gather carries one block from every rank: the number of signatures in it, and up to BATCH of them.
 All ranks receive the same blocks in the same order, so after the same number of gathers they know
@@ -54,11 +54,11 @@ class Streams:
         self.num_calls += 1
 
     def has_batch(self) -> bool:
-        """Whether the unsent signatures fill a block."""
+        """True if the unsent signatures fill a block."""
         return len(self.unsent) >= BATCH * SIGNATURE_LEN
 
     def leads(self) -> bool:
-        """Whether some rank is known to be behind this one."""
+        """True if some rank is known to be behind this one."""
         return self.lengths[self.rank] > min(self.lengths)
 
     def fill(self, block: Signatures) -> None:
