@@ -28,32 +28,16 @@ import megatron.core.datasets.gpt_dataset  # noqa: E402
 import megatron.core.tokenizers.text  # noqa: E402
 import megatron.training.datasets.sft_dataset  # noqa: E402, F401
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
-from megatron.training import arguments, training  # noqa: E402
-from megatron.training.argument_utils import ArgumentGroupFactory  # noqa: E402
+from megatron.training import training  # noqa: E402
+from read_docstrings import read_docstrings_once  # noqa: E402
 from tiny_flags import TINY, words  # noqa: E402
 
 import megatron_magi.core.kernel.reference  # noqa: E402
 import megatron_magi.launcher.hook_points  # noqa: E402, F401
 from megatron_magi import run  # noqa: E402
 from megatron_magi.adapter.init import init_by_name  # noqa: E402
-from megatron_magi.launcher.megatron_flags import RaisingParser  # noqa: E402
 
-
-def _read_docstrings_once() -> None:
-    """Megatron parses the sources of its classes for every parser that it makes, three a run."""
-    original = ArgumentGroupFactory._get_field_docstrings
-    answers: dict[Any, Any] = {}
-
-    def read(self: Any, kind: Any) -> Any:
-        if kind not in answers:
-            answers[kind] = original(self, kind)
-        return answers[kind]
-
-    ArgumentGroupFactory._get_field_docstrings = read
-    arguments.add_megatron_arguments(RaisingParser())
-
-
-_read_docstrings_once()
+read_docstrings_once()
 
 
 def pretrain(
