@@ -131,6 +131,7 @@ def run(folder: Path, *options: str, path: str = "") -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
 
 
+@pytest.mark.slow  # test_attn.py runs the program by default
 def test_its_columns_are_in_the_run_and_in_the_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
