@@ -63,7 +63,7 @@ run_tests() {
 
 fused_kernels() {
   beside triton triton || { echo "skipped: there is no triton to install here"; return; }
-  run_tests -p triton -m "not slow" \
+  run_tests -p triton -m "$without_gpu" \
     tests/adapter/fused/test_{cross_entropy,layer_spec,parts,qkv_rope}.py \
     tests/training/test_fused_training.py
 }

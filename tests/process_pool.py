@@ -1,8 +1,8 @@
 """A few gloo processes that run test functions, kept alive between tests.
 
-Importing torch costs seconds per process: they are forked from one that has imported it. Megatron
-is imported in each, so one pool serves many tests. A call that does not finish in time ends the
-pool and fails the test: never a hang.
+Importing torch and Megatron costs seconds per process: they are forked from one that has imported
+them, and one pool serves many tests. A call that does not finish in time ends the pool and fails
+the test: never a hang.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _forking_context() -> Any:
     import pytest  # here, because the processes import this module too
 
     context: Any = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "megatron_magi"])
+    context.set_forkserver_preload(["tests.pool_imports"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         forkserver.ensure_running()

@@ -19,6 +19,5 @@ def replace_everywhere(original: Any, replacement: Any, within: str = "") -> Non
         if not name.startswith(within):
             continue
         names = vars(module) if hasattr(module, "__dict__") else {}
-        for bound, value in list(names.items()):
-            if value is original:
-                setattr(module, bound, replacement)
+        for bound in [bound for bound, value in names.items() if value is original]:
+            setattr(module, bound, replacement)

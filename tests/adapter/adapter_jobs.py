@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,11 @@ from megatron_magi.adapter.mla import MlaYarnRotaryEmbedding
 from megatron_magi.adapter.model_chunks import model_chunks
 from megatron_magi.adapter.rope import MagiRotaryEmbedding
 from megatron_magi.config import MagiConfig
+from megatron_magi.core.kernel import reference  # noqa: F401  before worlds are forked
 from megatron_magi.core.runtime.token_dispatch import undispatch
+
+with contextlib.suppress(ImportError):  # not every version has it
+    from megatron.core.models import mimo  # noqa: F401
 
 
 def train(**layout: Any) -> dict[str, list[float]]:

@@ -12,6 +12,7 @@ returned]} or {"error": text}. A world that is not done after its time-out is ki
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import multiprocessing
@@ -36,6 +37,7 @@ def main() -> None:
 
     assert install_cpu_runtime(), "these jobs run on the CPU: hide GPUs by CUDA_VISIBLE_DEVICES="
     torch.set_num_threads(1)
+    gc.freeze()  # a collection in a fork would copy every page that it looks at
     for line in sys.stdin:
         request = json.loads(line)
         child = os.fork()
@@ -61,7 +63,9 @@ def serve(request: dict[str, str]) -> None:
         os.chdir(request["folder"])
         module = Path(request["module"])
         sys.path.append(str(module.parent))
-        run_jobs(request["jobs"], request["results"], importlib.import_module(module.stem))
+        functions = importlib.import_module(module.stem)
+        gc.freeze()
+        run_jobs(request["jobs"], request["results"], functions)
         code = 0
     except BaseException:
         traceback.print_exc()

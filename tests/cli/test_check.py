@@ -85,7 +85,10 @@ COMMANDS["nothing"] = ["--", SCRIPT, *words({**TINY, **NOTHING}), *SWITCH]
 DRIVER = """
 import contextlib, io, json, os, sys
 from megatron_magi.cli import main
-for name, words in json.load(sys.stdin).items():
+for number, (name, words) in enumerate(json.load(sys.stdin).items()):
+    if number == 1:  # the first command has prepared Megatron
+        from tests.launcher.read_docstrings import read_docstrings_once
+        read_docstrings_once()
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "8" if name == "environment" else "1"
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

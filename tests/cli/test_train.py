@@ -15,6 +15,8 @@ from megatron_magi.training.recipe.recipe_error import RecipeError
 from megatron_magi.training.recipe.run_config import RunConfig
 from tests.cli.command import Capture, run
 
+pytestmark = pytest.mark.slow  # the own trainer, which is changed no more
+
 PLACE = Place(rank=1, world_size=2, local_rank=1)
 TINY = "tiny_llama_cpu"
 

@@ -12,6 +12,8 @@ from megatron_magi.training.weights.weights_checkpoint import Converted
 from tests.cli.command import Capture, run
 from tests.training.llama_3_2 import LLAMA_3_2_1B, OURS
 
+pytestmark = pytest.mark.slow  # the own trainer, which is changed no more
+
 
 def test_the_printed_section_is_a_recipe_of_that_model(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_2_1B))

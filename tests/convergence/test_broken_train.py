@@ -17,6 +17,8 @@ from tests.convergence.broken_train import TILE, main, without_tile
 from tests.megatron_worker import run_jobs_of
 from tests.training.conftest import packed_data, tiny_recipe
 
+pytestmark = pytest.mark.slow  # the own trainer, which is changed no more
+
 __all__ = ["packed_data", "tiny_recipe"]
 JOBS = Path(__file__).parent / "broken_jobs.py"
 

@@ -24,12 +24,24 @@ with contextlib.suppress(ImportError):  # compiled already, by scripts/test_mega
 
     dataset_utils.compile_helpers = lambda: None
 
+with contextlib.suppress(ImportError):  # each version has its own
+    import megatron.core.datasets.gpt_dataset
+    import megatron.core.tokenizers.text
+    import megatron.training.datasets.sft_dataset  # noqa: F401
+
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.training import training  # noqa: E402
 from tiny_flags import TINY, words  # noqa: E402
 
+import megatron_magi.core.kernel.reference  # noqa: E402
+import megatron_magi.launcher.hook_points  # noqa: E402, F401
 from megatron_magi import run  # noqa: E402
 from megatron_magi.adapter.init import init_by_name  # noqa: E402
+
+with contextlib.suppress(ImportError):  # not every version has this parser
+    from read_docstrings import read_docstrings_once
+
+    read_docstrings_once()
 
 
 def pretrain(

@@ -47,7 +47,10 @@ print(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]))
 DRIVER = """
 import json, sys
 from megatron_magi.cli import main
-for name, gpus in json.load(sys.stdin).items():
+for number, (name, gpus) in enumerate(json.load(sys.stdin).items()):
+    if number == 1:  # the first command has prepared Megatron
+        from tests.launcher.read_docstrings import read_docstrings_once
+        read_docstrings_once()
     data = [] if name == "packed_sft" else ["--mock-data", "--tokenizer-type", "NullTokenizer"]
     job = ["pretrain_gpt", *data, "--recipe", name, "--attention-backend", "magi"]
     main(["check", "--json", "--elsewhere", "--gpus", str(gpus), "--", *job])

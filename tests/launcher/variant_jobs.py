@@ -7,31 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import launcher_jobs
-from megatron.training import arguments
 from tiny_flags import TINY, words
 
-from megatron_magi.launcher import install, megatron_flags  # noqa: F401  before worlds are forked
+from megatron_magi.launcher import install  # noqa: F401  before worlds are forked
 from megatron_magi.launcher import job as launcher_job
 
 os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # which Megatron's checks read
-
-
-def _read_docstrings_once() -> None:
-    """Megatron parses sources of its classes for every parser that it makes; it takes seconds."""
-    from megatron.training.argument_utils import ArgumentGroupFactory
-
-    original, answers = ArgumentGroupFactory._get_field_docstrings, {}
-
-    def read(self: Any, kind: Any) -> Any:
-        if kind not in answers:
-            answers[kind] = original(self, kind)
-        return answers[kind]
-
-    ArgumentGroupFactory._get_field_docstrings = read
-    arguments.add_megatron_arguments(megatron_flags.RaisingParser())
-
-
-_read_docstrings_once()
 
 
 def verdicts(script: str, variants: list[dict[str, Any]]) -> list[list[str]]:

@@ -14,6 +14,8 @@ import pytest
 from megatron_magi.compare.read_run import read_run
 from tests.training.small_corpus import ByteTokenizer, Document, pack
 
+pytestmark = pytest.mark.slow  # the own trainer, which is changed no more
+
 ROOT = Path(__file__).parents[2]
 NODE, SLURM = ROOT / "scripts" / "launch_node.sh", ROOT / "scripts" / "train_slurm.sh"
 Bash = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -47,7 +49,6 @@ def stand_in(folder: Path, name: str, script: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.slow
 def test_one_host_trains_a_packaged_recipe_once(bash: Bash, tmp_path: Path) -> None:
     texts = [bytes(97 + np.random.RandomState(n).randint(0, 8, n)) for n in range(5, 105)]
     documents = (Document(f"d{i}", t) for i, t in enumerate(texts))

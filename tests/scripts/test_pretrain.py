@@ -14,6 +14,8 @@ from megatron_magi.compare.differences import compare
 from megatron_magi.compare.read_run import read_run
 from tests.training.small_corpus import ByteTokenizer, Document, pack
 
+pytestmark = pytest.mark.slow  # the own trainer, which is changed no more
+
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "own_trainer" / "tiny_llama_cpu.yaml"
 SMALL = (

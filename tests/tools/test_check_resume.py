@@ -12,6 +12,8 @@ import pytest
 
 from tests.training.conftest import packed_data
 
+pytestmark = pytest.mark.slow  # the own trainer, which is changed no more
+
 __all__ = ["packed_data"]
 ROOT = Path(__file__).parents[2]
 PROGRAM = "tools.check_resume"
@@ -26,7 +28,6 @@ def run(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.slow
 def test_a_run_on_the_cpu_goes_on_with_equal_bits(tmp_path: Path, packed_data: Path) -> None:
     record = tmp_path / "record.json"
     ran = run(

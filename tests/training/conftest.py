@@ -16,6 +16,13 @@ JOBS = Path(__file__).parent / "training_jobs.py"
 WORKER_TIMEOUT_S = 280
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The own trainer is changed no more, so that only `scripts/test.sh --all` tests it."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def packed_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prefix of 200 packed documents of 5 to 150 tokens."""

@@ -45,6 +45,9 @@ NUM_PAIRS = {
 @pytest.fixture(scope="module", autouse=True)
 def _megatron() -> None:
     prepare_megatron()
+    from tests.launcher.read_docstrings import read_docstrings_once
+
+    read_docstrings_once()
 
 
 @pytest.mark.parametrize("part", RUNS)

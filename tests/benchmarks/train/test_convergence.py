@@ -18,6 +18,8 @@ from benchmarks.train import convergence as runner
 from megatron_magi.cli.parser import UsageError
 from megatron_magi.training.recipe.recipe import load_recipe
 
+pytestmark = pytest.mark.slow  # the own trainer, which is changed no more
+
 ROOT = Path(__file__).parents[3]
 JOB = """
 import os, sys, time

@@ -14,6 +14,8 @@ from benchmarks.train import memory as bench
 from megatron_magi.training.estimate.dry_run import dry_run
 from megatron_magi.training.estimate.memory import RankMemory
 
+pytestmark = pytest.mark.slow  # the own trainer, which is changed no more
+
 ROOT = Path(__file__).parents[3]
 GIB = 2**30
 

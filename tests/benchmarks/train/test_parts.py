@@ -11,6 +11,8 @@ from benchmarks.train import parts
 from benchmarks.train.part_cases import PARTS, Sizes
 from megatron_magi.cli.parser import UsageError
 
+pytestmark = pytest.mark.slow  # the own trainer, which is changed no more
+
 SMALL = Sizes(tokens=24, heads=4, groups=2, head_dim=8, vocab=97, layers=3)
 
 

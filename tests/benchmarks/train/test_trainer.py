@@ -12,6 +12,8 @@ import pytest
 from benchmarks.train.trainer_kernels import longest_gaps
 from tests.training.conftest import packed_data
 
+pytestmark = pytest.mark.slow  # the own trainer, which is changed no more
+
 __all__ = ["packed_data"]
 ROOT = Path(__file__).parents[3]
 PROGRAM = "benchmarks.train.trainer"

@@ -201,7 +201,12 @@ def check_against_fp64(
 
 @pytest.mark.parametrize(
     "count, dtype",
-    [(33, torch.float32), (33, torch.bfloat16), (100, torch.bfloat16), (300, torch.float32)],
+    [
+        (33, torch.float32),
+        (33, torch.bfloat16),
+        (100, torch.bfloat16),
+        pytest.param(300, torch.float32, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_many_slices_a_row_against_fp64(
@@ -317,7 +322,7 @@ def test_parts_share_one_compiled_function() -> None:
         return graph.forward
 
     compiled = torch_flex._compiled(flex_attention, backend=backend)
-    for count in (100, 300):
+    for count in (2 * MOST_COMPARED, 3 * MOST_COMPARED):
         mask = comb(count)
         x = [
             t[None].transpose(1, 2)
