@@ -1,8 +1,8 @@
-"""From document boundaries to a mask, a plan and the parameter object that Megatron passes along.
+"""The parameter object that Megatron passes along: plans and positions of one microbatch.
 
 Megatron passes one `packed_seq_params` object unchanged through model, block (also when layers are
 recomputed), layer and attention to the core attention. `MagiPackedSeqParams` is such an object with
-our plans in it. Its format is 'sbhd' although the tokens are packed, so that Megatron takes its
+plans in it. Its format is 'sbhd' although the tokens are packed, so that Megatron takes its
 plain per-token path (no THD special cases in attention or RoPE). Only the plan's mask knows the
 documents.
 """
@@ -11,32 +11,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
-from megatron_magi.checks import instance, int_array, shown, word
+from megatron_magi.adapter.document_plans import MaskKind, document_plans
+from megatron_magi.adapter.model_shape import (
+    check_model_config,
+    is_window_layer,
+    token_multiple,
+    window_layers,
+)
+from megatron_magi.checks import instance, int_array
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.process_group import group_rank, resolve_group
 from megatron_magi.core.cuda.tables import upload
-from megatron_magi.core.mask import AttnMask, PrefixTree, builders
+from megatron_magi.core.mask import PrefixTree
 from megatron_magi.core.mask.mask import MaskOfLayers
 from megatron_magi.core.native import solver
-from megatron_magi.core.plan import AttnPlan, HeadShape, TokenLayout, num_local_tokens
-from megatron_magi.core.runtime.plan_cache import layer_plans_for
+from megatron_magi.core.plan import AttnPlan, num_local_tokens
 from megatron_magi.core.runtime.prepared import prepare
 from megatron_magi.core.runtime.token_dispatch import position_ids
 from megatron_magi.core.tensor_checks import device as checked_device
 from megatron_magi.core.tensor_checks import on_host
-
-MaskKind = Literal["causal", "full"]
-"""Visibility inside a document: "causal" (itself and all tokens before it) or "full"."""
 
 
 @dataclass
@@ -82,7 +84,7 @@ class MagiPackedSeqParams(PackedSeqParams):  # type: ignore[misc]
 
     def plan_of_layer(self, model_config: TransformerConfig, layer_number: int) -> AttnPlan:
         """The plan of one layer; layer_number counts from 1, as Megatron does."""
-        plan = self.window_plan if _is_window(model_config, layer_number) else self.plan
+        plan = self.window_plan if is_window_layer(model_config, layer_number) else self.plan
         assert plan is not None, f"no plan was made for layer {layer_number}"
         return plan
 
@@ -123,7 +125,7 @@ def make_packed_seq_params(
             multi-token prediction or window layers.
     """
     bounds = _host_bounds(cu_seqlens)
-    _check_model_config(model_config)
+    check_model_config(model_config)
     resolve_group(cp_group)  # an integer, which the planner takes as a size, names no group here
     config = MagiConfig() if magi_config is None else magi_config
     tree = None
@@ -137,49 +139,6 @@ def make_packed_seq_params(
     if getattr(model_config, "mtp_num_layers", None):
         _mark_document_ends(packed, bounds)
     return packed
-
-
-def document_plans(
-    bounds: npt.NDArray[np.int64],
-    model_config: TransformerConfig,
-    cp: Any,
-    config: MagiConfig,
-    mask: MaskOfLayers | MaskKind = "causal",
-) -> tuple[AttnPlan | None, AttnPlan | None]:
-    """Plan the full layers and the window layers of one microbatch, on one token layout.
-
-    Args:
-        bounds: int64 [num_docs + 1], as in `make_packed_seq_params`.
-        model_config: a TransformerConfig, or anything with its fields, such as Megatron's
-            arguments.
-        cp: the context-parallel group, or its size, for which no process has to run.
-
-    Returns:
-        (plan, window plan); None where the model has no such layers.
-
-    Raises:
-        TypeError, ValueError, NotImplementedError: as `make_packed_seq_params`.
-    """
-    windows = window_layers(model_config)
-    _check_mask(mask, int(bounds[-1]), any(windows))
-    if isinstance(mask, str):
-        mask = builders.from_cu_seqlens(bounds, causal=mask == "causal")
-    whole, local = mask if isinstance(mask, tuple) else (mask, mask)
-    masks: dict[bool, AttnMask] = {}
-    if not all(windows):
-        masks[False] = whole
-    if any(windows):
-        masks[True] = builders.within_window(local, tuple(model_config.window_size))
-    plans = layer_plans_for(
-        tuple((each, windows.count(has_window)) for has_window, each in masks.items()),
-        cp,
-        head_shape(model_config),
-        config,
-        token_multiple=_token_multiple(model_config),
-    )
-    _check_routed_rows(plans[0].layout, model_config)
-    by_kind = dict(zip(masks, plans, strict=True))
-    return by_kind.get(False), by_kind.get(True)
 
 
 def from_packed_seq_params(
@@ -225,61 +184,10 @@ def pipeline_seq_length(
     Raises:
         TypeError: no model config.
     """
-    _check_model_config(model_config)
+    check_model_config(model_config)
     cp_size = model_config.context_parallel_size
     config = MagiConfig() if magi_config is None else magi_config
-    return cp_size * num_local_tokens(total_seqlen, cp_size, config, _token_multiple(model_config))
-
-
-def head_shape(model_config: TransformerConfig) -> HeadShape:
-    """Heads on one tensor-parallel rank, as the core attention sees them."""
-    tp_size = model_config.tensor_model_parallel_size
-    groups = model_config.num_query_groups or model_config.num_attention_heads
-    head_dim, head_dim_v = model_config.kv_channels, None
-    if has_latent_layers(model_config):  # every query head has its own key head
-        groups = model_config.num_attention_heads
-        head_dim = model_config.qk_head_dim + model_config.qk_pos_emb_head_dim
-        head_dim_v = model_config.v_head_dim
-    return HeadShape(
-        num_heads_q=model_config.num_attention_heads // tp_size,
-        num_heads_kv=max(1, groups // tp_size),
-        head_dim=head_dim,
-        bytes_per_element=torch.finfo(model_config.params_dtype).bits // 8,
-        head_dim_v=head_dim_v,
-    )
-
-
-def has_latent_layers(model_config: TransformerConfig) -> bool:
-    """True if the attention layers are MLA. The pattern of a hybrid model decides it, whatever the
-    setting is, and `prepare_model` keeps in the config what it says."""
-    return bool(getattr(model_config, LATENT_LAYERS, model_config.multi_latent_attention))
-
-
-LATENT_LAYERS = "magi_has_latent_layers"
-"""The attribute of a model's config in which `prepare_model` keeps that answer."""
-
-ROWS_OF_RECIPE = {"mxfp8": 32, "blockwise": 128}
-"""The number of rows in TransformerEngine's fp8 products must be a multiple of this, by recipe."""
-
-ROWS_OF_FP8 = 16
-"""The multiple that the other recipes of fp8 need."""
-
-ROWS_OF_FP4 = 128
-"""The multiple that fp4 needs."""
-
-
-def _token_multiple(model_config: TransformerConfig) -> int:
-    """The number that a rank's rows must be divisible by: sequence parallelism splits them once
-    more over its tensor-parallel group, and linear layers in fp8 and fp4 take whole blocks."""
-    multiple = 1
-    if getattr(model_config, "fp8", None):
-        recipe: Any = getattr(model_config, "fp8_recipe", None)
-        multiple = ROWS_OF_RECIPE.get(getattr(recipe, "value", recipe), ROWS_OF_FP8)
-    if getattr(model_config, "fp4", None):
-        multiple = ROWS_OF_FP4
-    if not model_config.sequence_parallel:
-        return multiple
-    return multiple * int(model_config.tensor_model_parallel_size)
+    return cp_size * num_local_tokens(total_seqlen, cp_size, config, token_multiple(model_config))
 
 
 def _assemble(
@@ -351,41 +259,6 @@ def _mark_document_ends(packed: MagiPackedSeqParams, bounds: npt.NDArray[np.int6
     packed.is_token = upload(torch.from_numpy(is_token), device)
 
 
-def _check_model_config(model_config: TransformerConfig) -> None:
-    """Of any class, since Megatron's own arguments have the same fields."""
-    if not hasattr(model_config, "tensor_model_parallel_size"):
-        raise TypeError(
-            f"model_config must have the fields of a TransformerConfig, got {shown(model_config)}; "
-            f"pass the config of the model"
-        )
-
-
-def _check_routed_rows(layout: TokenLayout, model_config: TransformerConfig) -> None:
-    has_experts = getattr(model_config, "num_moe_experts", None)
-    if has_experts and layout.padded_seqlen > layout.total_seqlen:
-        raise NotImplementedError(
-            f"a model with experts requires a stream that needs no padding, got "
-            f"{layout.total_seqlen} tokens, which {layout.cp_size} ranks hold as "
-            f"{layout.padded_seqlen}: the router would count padding rows; pack documents to a "
-            f"length that pipeline_seq_length leaves as it is"
-        )
-
-
-def window_layers(model_config: TransformerConfig) -> list[bool]:
-    """Returns True for each layer with window attention, by layer number. The layers of multi-token
-    prediction come last; a window_attn_skip_freq that is a list does not include them."""
-    count = model_config.num_layers
-    if not isinstance(model_config.window_attn_skip_freq, list):
-        count += getattr(model_config, "mtp_num_layers", None) or 0
-    return [_is_window(model_config, number + 1) for number in range(count)]
-
-
-def _is_window(model_config: TransformerConfig, layer_number: int) -> bool:
-    return is_layer_window_attention(
-        model_config.window_size, model_config.window_attn_skip_freq, layer_number
-    )
-
-
 def _host_bounds(cu_seqlens: npt.ArrayLike | Tensor) -> npt.NDArray[np.int64]:
     host = on_host(cu_seqlens, "cu_seqlens") if isinstance(cu_seqlens, Tensor) else cu_seqlens
     bounds = int_array(host, "cu_seqlens")
@@ -427,25 +300,3 @@ def _with_padding(
         )
     ends = padded[:-1] + lengths
     return np.unique(np.concatenate([padded, ends]))
-
-
-def _check_mask(mask: MaskOfLayers | MaskKind, total: int, has_windows: bool) -> None:
-    if not isinstance(mask, tuple):
-        instance(mask, (AttnMask, str), "mask", "pass a mask, 'causal' or 'full'")
-    if isinstance(mask, str):
-        word(mask, "mask", get_args(MaskKind))
-        return
-    if isinstance(mask, tuple) and (len(mask) != 2 or not has_windows):
-        raise ValueError(
-            f"several masks must be two, (layers without a window, window layers), for a model "
-            f"with window_size, got {len(mask)} masks and {'a' if has_windows else 'no'} "
-            f"window_size; pass one mask for all layers, or set window_size"
-        )
-    for each in mask if isinstance(mask, tuple) else (mask,):
-        instance(each, AttnMask, "mask", "build one with megatron_magi.masks")
-        if each.total_seqlen_q != total or each.total_seqlen_k != total:
-            raise ValueError(
-                f"mask and cu_seqlens must be about one stream, got a mask of "
-                f"{each.total_seqlen_q} x {each.total_seqlen_k} and {total} tokens; "
-                f"build the mask for {total} tokens"
-            )

@@ -14,12 +14,9 @@ from megatron_magi.adapter.loss import check_loss_config
 from megatron_magi.adapter.max_logit import check_max_logits
 from megatron_magi.adapter.mla import prepare_mla_layers
 from megatron_magi.adapter.model_chunks import model_chunks
+from megatron_magi.adapter.model_shape import LATENT_LAYERS, head_shape
 from megatron_magi.adapter.mtp import check_mtp, install_mtp
-from megatron_magi.adapter.packed import (
-    LATENT_LAYERS,
-    head_shape,
-    make_packed_seq_params,
-)
+from megatron_magi.adapter.packed import make_packed_seq_params
 from megatron_magi.adapter.pipeline_agreement import open_pipeline_agreement
 from megatron_magi.adapter.rope import RowPositions, rotary_of_rows
 from megatron_magi.adapter.state_layers import attach_state_layers, sign_of, state_layers

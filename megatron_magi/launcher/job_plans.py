@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.adapter.packed import document_plans, head_shape, window_layers
+from megatron_magi.adapter.document_plans import document_plans
+from megatron_magi.adapter.model_shape import head_shape, window_layers
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.launcher.documents import MaskRequest, checked_masks, sequence_bounds
 from megatron_magi.launcher.file_samples import FileSamples, open_index

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from megatron_magi.adapter.packed import LATENT_LAYERS, head_shape
+from megatron_magi.adapter.model_shape import LATENT_LAYERS, head_shape
 from megatron_magi.core.plan import HeadShape
 
 SIZES = (

@@ -14,10 +14,10 @@ from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
 
 from megatron_magi import MagiConfig, PrefixTree, masks
+from megatron_magi.adapter.model_shape import head_shape
 from megatron_magi.adapter.packed import (
     MagiPackedSeqParams,
     from_packed_seq_params,
-    head_shape,
     make_packed_seq_params,
     pipeline_seq_length,
 )
@@ -233,11 +233,12 @@ def test_from_stock_thd() -> None:
 
 def first_of_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan as rank 0 of two, without a second process."""
-    place = "megatron_magi.adapter.packed"
+    adapter = "megatron_magi.adapter"
     monkeypatch.setattr(
-        f"{place}.layer_plans_for", lambda layers, _, *a, **b: layer_plans_for(layers, 2, *a, **b)
+        f"{adapter}.document_plans.layer_plans_for",
+        lambda layers, _, *a, **b: layer_plans_for(layers, 2, *a, **b),
     )
-    monkeypatch.setattr(f"{place}.position_ids", lambda plan, _: position_ids(plan, 0))
+    monkeypatch.setattr(f"{adapter}.packed.position_ids", lambda plan, _: position_ids(plan, 0))
 
 
 def test_a_window_plan_takes_over_a_layout_that_it_would_not_choose(
@@ -317,7 +318,7 @@ def test_heads_of_one_tensor_parallel_rank() -> None:
 
 
 def test_layers_are_numbered_once_each() -> None:
-    from megatron_magi.adapter.packed import window_layers
+    from megatron_magi.adapter.model_shape import window_layers
 
     config = SimpleNamespace(
         num_layers=4, window_size=(3, 0), window_attn_skip_freq=2, mtp_num_layers=None

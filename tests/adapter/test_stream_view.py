@@ -14,11 +14,8 @@ from megatron.core.transformer import TransformerConfig
 
 from megatron_magi import PrefixTree
 from megatron_magi.adapter import state_layers
-from megatron_magi.adapter.packed import (
-    MagiPackedSeqParams,
-    document_plans,
-    make_packed_seq_params,
-)
+from megatron_magi.adapter.document_plans import document_plans
+from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
 from megatron_magi.adapter.state_settings import wrong_state_settings
 from megatron_magi.adapter.stream_view import ROWS, stream_view
 from megatron_magi.config import CostTable, MagiConfig
