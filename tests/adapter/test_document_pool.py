@@ -10,7 +10,7 @@ import torch
 from megatron.core.transformer import TransformerConfig
 
 from megatron_magi import MagiConfig
-from megatron_magi.adapter import document_pool, packed
+from megatron_magi.adapter import document_plans, document_pool, packed
 from megatron_magi.adapter.document_pool import Pooling, pool_documents
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.core.runtime.plan_cache import layer_plans_for
@@ -25,7 +25,7 @@ def packed_for(rank: int = 0, cp_size: int = 1) -> MagiPackedSeqParams:
     """The rows of one rank of a group, without its processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            packed,
+            document_plans,
             "layer_plans_for",
             lambda layers, _, *a, **b: layer_plans_for(layers, cp_size, *a, **b),
         )

@@ -1,8 +1,7 @@
 """Limits on the planner's input, so that planning takes at most about a minute and 4 GB.
 
-Measured on one core (docs/design/planner.md). The search and the list of transfers grow with
-chunks times ranks, a rank's view with the square of its chunks, and the counts of tiles with the
-tiles that slices touch.
+Measured on one core. The search and the list of transfers grow with chunks times ranks, a rank's
+view with the square of its chunks, and the counts of tiles with the tiles that slices touch.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ namespace magi {
 
 // Units: a step is a query tile of one query head times a key tile. Bytes are of Q, dO and dQ. A
 // penalty is a share of the time, mostly for each doubling of something beyond its threshold;
-// where a comment says "squared", for the doublings squared. docs/design/backward_kernel.md has the
-// fits.
+// where a comment says "squared", for the doublings squared. docs/design/backward_kernel.md
+// explains the choice.
 struct BwdCosts {
   // The list. Loading a key tile and storing its gradients moves 96 KiB, where a step of 8 heads
   // moves 8 x 64 KiB; an estimate.
