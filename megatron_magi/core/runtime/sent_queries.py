@@ -70,10 +70,10 @@ class SentGradients:
         """
         self.work, self.stage = work, stage
         self.transport = AllToAll(work.group)
-        q, dout, *in_fp32 = grad
-        # One message of one dtype: the bits of a wider number as two of the narrower.
-        rows = [q, dout.to(q.dtype), *(x.contiguous().view(q.dtype) for x in in_fp32)]
-        self.arriving = group_cast(rows, stage.cast, self.transport)
+        q, dout, lse, delta = grad
+        self.arriving = group_cast([q, dout.to(q.dtype)], stage.cast, self.transport)
+        # Beside q, the rows of lse and delta would break the alignment that the kernels need.
+        self.sums = group_cast([lse, delta], stage.cast, self.transport)
 
     def attend(self, k: Tensor, v: Tensor, own: Pair) -> PendingReduce:
         """Compute gradients, add those of own keys and values to ``own``, and start to return dq.
@@ -81,11 +81,11 @@ class SentGradients:
         Args:
             own: dk [S, G, D] and dv [S, G, E], added to in place.
         """
-        q, dout, *bits = self.arriving.wait()
+        q, dout = self.arriving.wait()
+        lse, delta = (x.contiguous() for x in self.sums.wait())
         work, dtype = self.work, acc_dtype(q.dtype)
         results = rows_beside(q, len(q), [q.shape[1:]], dtype)
         if self.stage.sees:
-            lse, delta = (x.contiguous().view(dtype) for x in bits)
             asked = AttnCall(q, k, v, self.stage.table, work.softmax_scale, None, work.softcap)
             deterministic = work.plan.config.deterministic
             grad = GradCall(dout, lse, delta, dtype=dtype, deterministic=deterministic)
