@@ -85,7 +85,8 @@ class SentGradients:
         work, dtype = self.work, acc_dtype(q.dtype)
         results = rows_beside(q, len(q), [q.shape[1:]], dtype)
         if self.stage.sees:
-            lse, delta = (x.contiguous().view(dtype) for x in bits)
+            # Copies, which begin where a wider number may; one row counts as contiguous as it is.
+            lse, delta = (x.clone(memory_format=torch.contiguous_format).view(dtype) for x in bits)
             asked = AttnCall(q, k, v, self.stage.table, work.softmax_scale, None, work.softcap)
             deterministic = work.plan.config.deterministic
             grad = GradCall(dout, lse, delta, dtype=dtype, deterministic=deterministic)

@@ -103,6 +103,22 @@ def in_dtype(rank: int, cp_size: int, dtype: torch.dtype) -> None:
     check_against_dense(mask, plan, group, dtype, 3)
 
 
+def one_query_at_an_odd_width(rank: int, cp_size: int, dtype: torch.dtype) -> None:
+    """A received row of q and dout is odd, so that lse begins in the middle of an fp32."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    mask = AttnMask([[0, 1, 0, 90, -300, 300]], 1, 90)
+    plan = magi.plan(mask, group, magi.HeadShape(3, 1, 5, head_dim_v=8), staged(1))
+    assert len(plan.query_transfers)
+    q, k, v, dout = random_qkv(mask, 3, 1, (5, 8), dtype, 3)
+    out, _ = magi.dist_attn(*_local(plan, group, q, k, v), plan, group)
+    grads = torch.autograd.grad(magi.undispatch(out, plan, group), (q, k, v), dout)
+    exact, same = (gradients(q, k, v, dout, mask, each) for each in (torch.float64, dtype))
+    made = dict(zip(NAMES[2:], grads, strict=True))
+    assert_as_good(made, exact, same, dtype, summand_scales(exact, q, k, v, dout))
+
+
 def self_attention(rank: int, cp_size: int, deterministic: bool) -> None:
     """Contiguous homes and as many key heads as query heads: there queries are worth sending."""
     group = subgroup(cp_size)
