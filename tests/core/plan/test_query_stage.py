@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
+from megatron_magi import AttnMask, CostTable, HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import (
     AttnPlan,
     TokenLayout,
@@ -90,13 +90,15 @@ def add_cells(seen: np.ndarray, slices: np.ndarray, queries: np.ndarray, keys: n
     seed=st.integers(0, 10**6),
     num_q=st.integers(1, 50),
     num_k=st.integers(1, 90),
-    cp_size=st.integers(1, 5),
+    cp_size=st.integers(1, 6),
     sends=st.sampled_from([None, True, False]),
     mode=st.sampled_from(["at_once", "local_first", "staged", None]),
+    has_nodes=st.booleans(),
 )
 def test_any_mask_on_any_layouts(
-    seed: int, num_q: int, num_k: int, cp_size: int, sends: bool | None, mode: str | None
-) -> None:
+    seed: int, num_q: int, num_k: int, cp_size: int, sends: bool | None, mode: str | None,
+    has_nodes: bool,
+) -> None:  # fmt: skip
     mask = random_mask(seed, num_q, num_k)
     given = {}
     if seed % 2:
@@ -104,9 +106,9 @@ def test_any_mask_on_any_layouts(
     if seed % 3:
         given["key_layout"] = random_layout(seed + 1, num_k, cp_size)
     shape = AS_MANY_KEY_HEADS if seed % 5 else FEW_KEY_HEADS
-    plan = make_attn_plan(
-        mask, cp_size, shape, MagiConfig(send_queries=sends, forward_mode=mode), **given
-    )
+    costs = CostTable(ranks_per_node=2 if has_nodes and cp_size % 2 == 0 else None)
+    config = MagiConfig(send_queries=sends, forward_mode=mode, costs=costs)
+    plan = make_attn_plan(mask, cp_size, shape, config, **given)
     dense = mask.to_dense()
     moved = check_no_row_twice(plan, dense)
     check_slices(plan, dense, moved)
