@@ -53,13 +53,14 @@ def make_attn_plan(
     cp_size = integer(cp_size, "cp_size")
     token_multiple = integer(token_multiple, "token_multiple")
     check_problem(mask, cp_size, head_shape, config, layout, token_multiple)
-    if key_layout is not None or mask.total_seqlen_q != mask.total_seqlen_k:
+    is_cross = key_layout is not None or mask.total_seqlen_q != mask.total_seqlen_k
+    if is_cross:
         homes = _cross_homes(mask, cp_size, config, layout, key_layout, token_multiple)
     elif layout is not None:
         homes = [Homes(layout, layout)]
     else:
         homes = [Homes(each, each) for each in _layouts(mask, cp_size, config, token_multiple)]
-    plans = [plan_on(each, mask, head_shape, config) for each in homes]
+    plans = [plan_on(each, mask, head_shape, config, is_cross=is_cross) for each in homes]
     return plans[0] if len(plans) == 1 else min(plans, key=predicted_us)
 
 

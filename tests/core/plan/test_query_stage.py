@@ -197,6 +197,19 @@ def test_homes_are_part_of_the_digest() -> None:
     assert "key layout" in plans[1].field_digests
 
 
+def test_a_given_key_layout_means_cross_attention() -> None:
+    """Also if it equals that of the queries, and whether it is the same object or a copy."""
+    layout = contiguous_layout(64, 2, MagiConfig())
+    plans = [
+        make_attn_plan(
+            masks.full(64), 2, FEW_KEY_HEADS, MagiConfig(), layout=layout, key_layout=keys
+        )
+        for keys in (layout, contiguous_layout(64, 2, MagiConfig()))
+    ]
+    assert plans[0] == plans[1]
+    assert plans[0].cross_layout == layout
+
+
 def test_a_key_layout_of_another_length_is_refused() -> None:
     mask = AttnMask([[0, 8, 0, 24, -99, 99]], 8, 24)
     with pytest.raises(ValueError, match="total_seqlen = 24, got 8"):
