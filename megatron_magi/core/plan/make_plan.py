@@ -45,8 +45,8 @@ def make_attn_plan(
     Raises:
         TypeError: ``head_shape`` is no HeadShape.
         ValueError: a cp_size or token_multiple below 1, a fixed chunk_size that leaves a rank
-            without a chunk, a layout of another length, size or multiple, nodes with different
-            numbers of ranks.
+            without a chunk (in cross-attention that rank has padding alone), a layout
+            of another length, size or multiple, nodes with different numbers of ranks.
         PlanSizeError: (a ValueError) planning would take minutes or gigabytes; see limits.py.
     """
     cp_size = integer(cp_size, "cp_size")
