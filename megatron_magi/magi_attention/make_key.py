@@ -207,15 +207,17 @@ def make_flex_key_for_new_mask_after_dispatch(
     """
     tell_about_environment()
     check_key(key_for_dispatch, "key_for_dispatch")
-    total = key_for_dispatch.total_seqlen_q
-    old = key_for_dispatch.plan.head_shape
+    first = key_for_dispatch
+    old = first.plan.head_shape
     heads = HeadShape(
         old.num_heads_q if num_heads_q is None else num_heads_q,
         old.num_heads_kv if num_heads_kv is None else num_heads_kv,
         old.head_dim if head_dim is None else head_dim,
     )
-    mask = mask_from_typed(q_ranges, k_ranges, attn_mask_type, total, total)
-    return _second_key(mask, key_for_dispatch, heads, dist_attn_config)
+    mask = mask_from_typed(
+        q_ranges, k_ranges, attn_mask_type, first.total_seqlen_q, first.total_seqlen_k
+    )
+    return _second_key(mask, first, heads, dist_attn_config)
 
 
 class _Homes(NamedTuple):
@@ -262,7 +264,8 @@ def _key(
         )
     group = flat_group(cp_group_or_mesh)
     moved = _with_chunk_size(config, chunk_size)
-    if chunk_size is None or group_size(group) > 1 or mask.total_seqlen_q % chunk_size == 0:
+    lengths = mask.total_seqlen_q, mask.total_seqlen_k
+    if chunk_size is None or group_size(group) > 1 or not any(n % chunk_size for n in lengths):
         config = moved  # one rank needs no chunks, and callers pass it rows without padding
     engine = with_nodes_of(cp_group_or_mesh, config.magi_config)
     if engine is not config.magi_config:

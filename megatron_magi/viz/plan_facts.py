@@ -146,9 +146,9 @@ def receive_bytes(plan: AttnPlan) -> npt.NDArray[np.int64]:
 
 
 def exchange_bytes(plan: AttnPlan) -> npt.NDArray[np.int64]:
-    """int64 [cp_size]: peak of one layer's buffers for keys, values and their gradients, in the
-    forward or the backward, whichever is larger."""
-    return np.maximum(receive_bytes(plan), _backward_bytes(plan))
+    """int64 [cp_size]: peak of one layer's buffers for keys, values, sent queries and gradients, in
+    the forward or the backward, whichever is larger."""
+    return np.maximum(receive_bytes(plan), _backward_bytes(plan)) + _query_bytes(plan)
 
 
 def _backward_bytes(plan: AttnPlan) -> npt.NDArray[np.int64]:
@@ -162,6 +162,22 @@ def _backward_bytes(plan: AttnPlan) -> npt.NDArray[np.int64]:
         keys = heads.bytes_per_element * most_buffered_rows([*remote, own])
         found.append(heads.kv_row_elements * (keys + on_wire * received))
     return np.array(found, dtype=np.int64)
+
+
+def _query_bytes(plan: AttnPlan) -> npt.NDArray[np.int64]:
+    """int64 [cp_size]: buffers of a backward for sent queries. q, dout, lse, delta and dq of those
+    that arrive, the gradients that they add to own keys, and dq that returns."""
+    heads = plan.head_shape
+    _, dst, src, start, end = plan.query_transfers.T.astype(np.int64)
+    arrived, sent = (
+        np.bincount(rank, end - start, plan.cp_size).astype(np.int64) for rank in (dst, src)
+    )
+    widths = heads.head_dim + heads.value_dim
+    row = heads.num_heads_q * (widths * heads.bytes_per_element + (2 + heads.head_dim) * 4)
+    own = plan.key_layout.num_local_tokens * heads.kv_row_elements * 4
+    returned = heads.num_heads_q * heads.head_dim * 4
+    found: npt.NDArray[np.int64] = arrived * row + (arrived > 0) * own + sent * returned
+    return found
 
 
 def forward_stage_rows(plan: AttnPlan) -> npt.NDArray[np.int64]:

@@ -45,6 +45,20 @@ def test_homes_of_queries_and_keys_are_what_the_flags_say() -> None:
     assert later.plan.key_layout == longer.plan.key_layout
 
 
+def test_a_second_mask_of_cross_attention_has_the_same_keys() -> None:
+    ranges = [api.AttnRanges.from_ranges([[0, end]]) for end in (16, 20)]
+    first = varlen_key(cu_seqlens_k=[0, 5, 20])
+    second = api.make_flex_key_for_new_mask_after_dispatch(*ranges, "full", first)
+    assert second.plan.mask.area() == 16 * 20
+    assert second.plan.key_layout == first.plan.key_layout
+
+
+def test_one_rank_pads_no_keys_for_chunks() -> None:
+    with pytest.warns(DeprecationWarning, match="use DispatchConfig"):
+        key = varlen_key(cu_seqlens_k=[0, 5, 18], chunk_size=4)  # 16 queries are four chunks
+    assert key.plan.key_layout.num_local_tokens == 18
+
+
 def test_one_source_has_one_length() -> None:
     with pytest.raises(ValueError, match="got 16 and 18 tokens; pass is_same_source=False"):
         flex_key(total_seqlen_k=18)

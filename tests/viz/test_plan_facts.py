@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from megatron_magi import HeadShape, MagiConfig, masks
+from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.config import ForwardMode
 from megatron_magi.core.plan import AttnPlan, make_attn_plan
 from megatron_magi.core.plan.peer_rows import rows_between
@@ -14,6 +14,7 @@ from megatron_magi.viz.plan_facts import (
     PER_DOCUMENT,
     PER_SEQUENCE,
     compare_layouts,
+    exchange_bytes,
     forward_stage_rows,
     receive_bytes,
     ring_rows,
@@ -105,3 +106,14 @@ def test_rows_of_the_forwards_stages_are_the_plans(degree: int, mode: ForwardMod
     for rank, rows in enumerate(forward_stage_rows(p).tolist()):
         stages = p.rank_plan(rank).forward_stages
         assert rows == [s.cast.num_recv if s.cast else 0 for s in stages]
+
+
+def test_sent_queries_have_buffers_too() -> None:
+    """Two ranks, one head of 8 in bf16: 16 queries go each way, and no key does."""
+    mask = AttnMask([[0, 32, 0, 4096, -9999, 9999]], 32, 4096)
+    p = make_attn_plan(mask, 2, HeadShape(1, 1, 8), MagiConfig())
+    assert len(p.transfers) == 0 and len(p.query_transfers) == 2
+    arriving = 16 * (2 * 8 * 2 + (2 + 8) * 4)  # q and dout; lse, delta and dq
+    own_gradients = 2048 * 2 * 8 * 4
+    returning = 16 * 8 * 4
+    assert exchange_bytes(p).tolist() == [arriving + own_gradients + returning] * 2

@@ -100,8 +100,16 @@ def within_window(mask: AttnMask, window_size: Window) -> AttnMask:
     Args:
         mask: self-attention, in which row i is the query and the key of token i.
         window_size: (left, right), -1 for no limit; (left, 0) leaves no key after the query.
+
+    Raises:
+        ValueError: cross-attention, in which queries and keys are other tokens.
     """
     check_mask(mask)
+    if mask.total_seqlen_q != mask.total_seqlen_k:
+        raise ValueError(
+            f"a window requires self-attention, got {mask.total_seqlen_q} queries and "
+            f"{mask.total_seqlen_k} keys; write the band of such a mask as slices"
+        )
     left, right = window_of(window_size)
     slices = mask.slices.copy()
     if left != -1:

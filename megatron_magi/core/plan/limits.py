@@ -36,26 +36,16 @@ def check_size(
     config: MagiConfig,
     layout: TokenLayout | None,
     token_multiple: int,
+    key_layout: TokenLayout | None = None,
 ) -> None:
     """Refuse a problem that would take longer than about a minute, before planning starts.
 
     Raises:
         PlanSizeError: too many chunks, slices or trials; the message names the least chunk size.
     """
-    if layout is None:
-        num_local = num_local_tokens(mask.total_seqlen_q, cp_size, config, token_multiple)
-        # For None the planner may choose any divisor that gives a rank at most USEFUL_CHUNKS[-1].
-        chunk_size = config.chunk_size or -(-num_local // USEFUL_CHUNKS[-1])
-    else:
-        num_local, chunk_size = layout.num_local_tokens, layout.chunk_size
-    if num_local * cp_size > MAX_TOKENS:
-        raise PlanSizeError(
-            f"a plan takes at most {MAX_TOKENS:,} tokens, padding included, got "
-            f"{num_local * cp_size:,} for a sequence of {mask.total_seqlen_q:,} with "
-            f"MagiConfig.chunk_size {config.chunk_size} and token_multiple {token_multiple}; use a "
-            f"smaller chunk_size or token_multiple, or a shorter sequence"
-        )
-    _check_chunks(mask, cp_size, config, -(-num_local // chunk_size))
+    chunk_size = _check_tokens(mask.total_seqlen_q, cp_size, config, layout, token_multiple)
+    if key_layout is not None or mask.total_seqlen_k != mask.total_seqlen_q:
+        _check_tokens(mask.total_seqlen_k, cp_size, config, key_layout, token_multiple)
     _check_slices(mask, cp_size, min(chunk_size, config.costs.tile_q))
     trials = config.costs.swap_trials or 0
     if trials > MAX_TRIALS:
@@ -65,17 +55,38 @@ def check_size(
         )
 
 
-def _check_chunks(mask: AttnMask, cp_size: int, config: MagiConfig, num_chunks: int) -> None:
+def _check_tokens(
+    total: int, cp_size: int, config: MagiConfig, layout: TokenLayout | None, token_multiple: int
+) -> int:
+    """Check the tokens and chunks of one sequence; returns the chunk size."""
+    if layout is None:
+        num_local = num_local_tokens(total, cp_size, config, token_multiple)
+        # For None the planner may choose any divisor that gives a rank at most USEFUL_CHUNKS[-1].
+        chunk_size = config.chunk_size or -(-num_local // USEFUL_CHUNKS[-1])
+    else:
+        num_local, chunk_size = layout.num_local_tokens, layout.chunk_size
+    if num_local * cp_size > MAX_TOKENS:
+        raise PlanSizeError(
+            f"a plan takes at most {MAX_TOKENS:,} tokens, padding included, got "
+            f"{num_local * cp_size:,} for a sequence of {total:,} with "
+            f"MagiConfig.chunk_size {config.chunk_size} and token_multiple {token_multiple}; use a "
+            f"smaller chunk_size or token_multiple, or a shorter sequence"
+        )
+    _check_chunks(total, cp_size, config, -(-num_local // chunk_size))
+    return chunk_size
+
+
+def _check_chunks(total: int, cp_size: int, config: MagiConfig, num_chunks: int) -> None:
     """``num_chunks`` is a rank's number of chunks, or the most that the planner may choose."""
     most = max_chunks_per_rank(cp_size)
     if num_chunks <= most:
         return
-    least = -(-mask.total_seqlen_q // (cp_size * most))
+    least = -(-total // (cp_size * most))
     got = "none, which may choose" if config.chunk_size is None else f"{config.chunk_size:,} for"
     raise PlanSizeError(
         f"{cp_size:,} ranks may have at most {most:,} chunks each (planning takes minutes and "
         f"gigabytes beyond), got MagiConfig.chunk_size {got} {num_chunks:,}; use a chunk_size of "
-        f"at least {least:,} for these {mask.total_seqlen_q:,} tokens, or fewer ranks"
+        f"at least {least:,} for these {total:,} tokens, or fewer ranks"
     )
 
 

@@ -17,7 +17,6 @@ from megatron_magi.core.plan.token_layout import (
     LOAD_CAPS,
     Homes,
     TokenLayout,
-    check_layout,
     choose_token_layout,
     ranks_per_node,
 )
@@ -46,20 +45,21 @@ def make_attn_plan(
     Raises:
         TypeError: ``head_shape`` is no HeadShape.
         ValueError: a cp_size or token_multiple below 1, a fixed chunk_size that leaves a rank
-            without a chunk, a layout of another length, size or multiple, nodes with different
-            numbers of ranks.
+            without a chunk (in cross-attention that rank has padding alone), a layout
+            of another length, size or multiple, nodes with different numbers of ranks.
         PlanSizeError: (a ValueError) planning would take minutes or gigabytes; see limits.py.
     """
     cp_size = integer(cp_size, "cp_size")
     token_multiple = integer(token_multiple, "token_multiple")
-    check_problem(mask, cp_size, head_shape, config, layout, token_multiple)
-    if key_layout is not None or mask.total_seqlen_q != mask.total_seqlen_k:
+    check_problem(mask, cp_size, head_shape, config, layout, token_multiple, key_layout)
+    is_cross = key_layout is not None or mask.total_seqlen_q != mask.total_seqlen_k
+    if is_cross:
         homes = _cross_homes(mask, cp_size, config, layout, key_layout, token_multiple)
     elif layout is not None:
         homes = [Homes(layout, layout)]
     else:
         homes = [Homes(each, each) for each in _layouts(mask, cp_size, config, token_multiple)]
-    plans = [plan_on(each, mask, head_shape, config) for each in homes]
+    plans = [plan_on(each, mask, head_shape, config, is_cross=is_cross) for each in homes]
     return plans[0] if len(plans) == 1 else min(plans, key=predicted_us)
 
 
@@ -87,11 +87,14 @@ def check_problem(
     config: MagiConfig,
     layout: TokenLayout | None,
     token_multiple: int,
+    key_layout: TokenLayout | None = None,
 ) -> None:
     """Refuse what cannot be planned, or takes too long; the errors are those of make_attn_plan."""
-    check_inputs(mask, head_shape, config, layout)
+    check_inputs(mask, head_shape, config, layout, key_layout)
     _check(mask, cp_size, layout, token_multiple)
-    check_size(mask, cp_size, config, layout, token_multiple)
+    if key_layout is not None:
+        _check_fit(key_layout, mask.total_seqlen_k, cp_size, 1, KEYS)
+    check_size(mask, cp_size, config, layout, token_multiple, key_layout)
 
 
 def _cross_homes(
@@ -103,9 +106,6 @@ def _cross_homes(
     token_multiple: int,
 ) -> list[Homes]:
     """Layouts to choose from in cross-attention; those that are given stay."""
-    if key_layout is not None:
-        check_layout(key_layout, "key_layout")
-        _check_fit(key_layout, mask.total_seqlen_k, cp_size, 1)
     queries = query_layouts(mask, cp_size, config, token_multiple) if layout is None else [layout]
     return [
         Homes(each, key_layout or key_layout_for(mask, each, config, token_multiple))
@@ -134,15 +134,27 @@ def _check(mask: AttnMask, cp_size: int, layout: TokenLayout | None, token_multi
         _check_fit(layout, mask.total_seqlen_q, cp_size, token_multiple)
 
 
-def _check_fit(layout: TokenLayout, total: int, cp_size: int, token_multiple: int) -> None:
+QUERIES = (
+    "a second mask needs a token layout",
+    "plan it on the layout of the batch it belongs to, or without one",
+)
+KEYS = ("key_layout must be a token layout", "pass the layout of the mask's keys, or none")
+"""The beginning and the end of the error for a layout that does not fit."""
+
+
+def _check_fit(
+    layout: TokenLayout,
+    total: int,
+    cp_size: int,
+    token_multiple: int,
+    text: tuple[str, str] = QUERIES,
+) -> None:
     """Check that a given token layout is one of this sequence, group and multiple."""
+    start, remedy = text
     for name, got, want in (
         ("total_seqlen", layout.total_seqlen, total),
         ("cp_size", layout.cp_size, cp_size),
         ("num_local_tokens % token_multiple", layout.num_local_tokens % token_multiple, 0),
     ):
         if got != want:
-            raise ValueError(
-                f"a second mask needs a token layout with {name} = {want}, got {got}; "
-                f"plan it on the layout of the batch it belongs to, or without one"
-            )
+            raise ValueError(f"{start} with {name} = {want}, got {got}; {remedy}")

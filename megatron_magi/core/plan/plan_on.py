@@ -18,14 +18,19 @@ from megatron_magi.core.plan.stage_costs import stage_costs
 from megatron_magi.core.plan.token_layout import Homes, Int32Array, Int64Array, ranks_per_node
 
 
-def plan_on(homes: Homes, mask: AttnMask, head_shape: HeadShape, config: MagiConfig) -> AttnPlan:
+def plan_on(
+    homes: Homes, mask: AttnMask, head_shape: HeadShape, config: MagiConfig, *, is_cross: bool
+) -> AttnPlan:
     """The plan of a mask on these layouts.
+
+    Args:
+        is_cross: cross-attention, whose two layouts may be equal; else they are the same one.
 
     Raises:
         ValueError: nodes with different numbers of ranks.
     """
     queries, keys = homes
-    cross_layout = None if keys is queries else keys
+    cross_layout = keys if is_cross else None
     query_transfers = no_transfers()
     degree, forward, transfers, loads = _transfers(homes, mask, head_shape, config)
     if config.send_queries or (config.send_queries is None and cross_layout is not None):

@@ -19,7 +19,7 @@ from megatron_magi.core.plan.group_cast_plan import cast_of
 from megatron_magi.core.plan.head_shape import HeadShape
 from megatron_magi.core.plan.peer_rows import rows_between
 from megatron_magi.core.plan.rank_plan import QueryStage, RankPlan
-from megatron_magi.core.plan.token_layout import Homes, Int32Array, Int64Array
+from megatron_magi.core.plan.token_layout import Homes, Int32Array, Int64Array, ranks_per_node
 
 MOST_LOAD = 1.05
 """The highest load over the mean that sending queries may lead to, unless it was higher before."""
@@ -71,8 +71,9 @@ def choose_pairs(
 ) -> Pairs:
     """The pairs of ranks between which queries are sent because that takes fewer bytes.
 
-    Pairs are taken back as long as that lowers the highest load; if it is still above MOST_LOAD and
-    higher than without sent queries, there are none.
+    A relay attends on all keys that it relays, so it sends no queries to their owner. Pairs are
+    taken back as long as that lowers the highest load; if it is still above MOST_LOAD and higher
+    than without sent queries, there are none.
 
     Args:
         key_transfers: those of keys alone.
@@ -83,6 +84,9 @@ def choose_pairs(
     saved = keys * head_shape.key_row_bytes(config) - queries * head_shape.query_row_bytes
     areas = homes.queries.native.pair_areas(mask.slices, homes.keys.native)
     pairs: Pairs = (saved > 0) & ~np.eye(size, dtype=bool)
+    relays = _relays(size, ranks_per_node(config, size))
+    receives = (keys > 0) & ~pairs
+    pairs[relays[receives], np.nonzero(receives)[1]] = False
     most = max(int(areas.sum(1).max()), int(areas.sum() / size * MOST_LOAD))
     loads = moved_loads(areas, pairs)
     while pairs.any():
@@ -96,7 +100,20 @@ def choose_pairs(
         if back.max() >= loads.max() and loads.max() <= most:
             break
         pairs[taken], loads = False, back
+        relay = int(relays[taken])
+        if pairs[relay, key_rank]:
+            pairs[relay, key_rank] = False
+            loads = moved_loads(areas, pairs)
     return pairs if loads.max() <= most else np.zeros_like(pairs)
+
+
+def _relays(size: int, per_node: int) -> Int64Array:
+    """[query rank, key rank]: the rank that receives the keys for the node of the query rank; see
+    csrc/planner/nodes.h. With ``per_node`` 0 the query rank itself."""
+    ranks = np.arange(size)
+    if per_node == 0:
+        return np.broadcast_to(ranks[:, None], (size, size))
+    return ranks[:, None] // per_node * per_node + ranks % per_node
 
 
 def _least_missed(

@@ -78,6 +78,11 @@ def test_a_window_cuts_any_mask(window: tuple[int, int]) -> None:
     )
 
 
+def test_a_window_of_cross_attention_is_refused() -> None:
+    with pytest.raises(ValueError, match="requires self-attention, got 4 queries and 6 keys"):
+        masks.within_window(AttnMask([[0, 4, 0, 6, -9, 9]], 4, 6), (1, 0))
+
+
 @pytest.mark.parametrize("size", [1, 3, 4, 50])
 def test_chunks_begin_with_their_document(size: int) -> None:
     expect(

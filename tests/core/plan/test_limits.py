@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_magi import masks
+from megatron_magi import AttnMask, AttnSlice, masks
 from megatron_magi.core.plan import HeadShape, PlanSizeError, TokenLayout, make_attn_plan
 from megatron_magi.core.plan import make_plan as planning
 from megatron_magi.core.plan.limits import check_size, max_chunks_per_rank
@@ -59,6 +59,18 @@ def test_padding_and_given_layouts_count() -> None:
     layout = TokenLayout(2**17, 1, 8, np.repeat(np.arange(8), 2**14).astype(np.int32))
     with pytest.raises(PlanSizeError, match="8 ranks may have at most 8,192 chunks each"):
         make_attn_plan(masks.causal(2**17), 8, HEADS, magi_config(), layout=layout)
+
+
+@pytest.mark.usefixtures("no_solver")
+def test_keys_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "query_layouts", lambda *_: pytest.fail("the planner began"))
+    mask = AttnMask([AttnSlice(0, 64, 0, 2**20)], 64, 2**20)
+    text = "use a chunk_size of at least 16 for these 1,048,576 tokens"
+    with pytest.raises(PlanSizeError, match=text):
+        make_attn_plan(mask, 64, HEADS, magi_config(chunk_size=1))
+    layout = TokenLayout(2**20, 8, 64, np.repeat(np.arange(64), 2**11).astype(np.int32))
+    with pytest.raises(PlanSizeError, match=text):
+        make_attn_plan(mask, 64, HEADS, magi_config(), key_layout=layout)
 
 
 @given(cp_size=st.integers(1, 8192), tokens=st.integers(2**13, 2**29))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
+from megatron_magi import AttnMask, CostTable, HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import (
     AttnPlan,
     TokenLayout,
@@ -90,13 +90,15 @@ def add_cells(seen: np.ndarray, slices: np.ndarray, queries: np.ndarray, keys: n
     seed=st.integers(0, 10**6),
     num_q=st.integers(1, 50),
     num_k=st.integers(1, 90),
-    cp_size=st.integers(1, 5),
+    cp_size=st.integers(1, 6),
     sends=st.sampled_from([None, True, False]),
     mode=st.sampled_from(["at_once", "local_first", "staged", None]),
+    has_nodes=st.booleans(),
 )
 def test_any_mask_on_any_layouts(
-    seed: int, num_q: int, num_k: int, cp_size: int, sends: bool | None, mode: str | None
-) -> None:
+    seed: int, num_q: int, num_k: int, cp_size: int, sends: bool | None, mode: str | None,
+    has_nodes: bool,
+) -> None:  # fmt: skip
     mask = random_mask(seed, num_q, num_k)
     given = {}
     if seed % 2:
@@ -104,9 +106,9 @@ def test_any_mask_on_any_layouts(
     if seed % 3:
         given["key_layout"] = random_layout(seed + 1, num_k, cp_size)
     shape = AS_MANY_KEY_HEADS if seed % 5 else FEW_KEY_HEADS
-    plan = make_attn_plan(
-        mask, cp_size, shape, MagiConfig(send_queries=sends, forward_mode=mode), **given
-    )
+    costs = CostTable(ranks_per_node=2 if has_nodes and cp_size % 2 == 0 else None)
+    config = MagiConfig(send_queries=sends, forward_mode=mode, costs=costs)
+    plan = make_attn_plan(mask, cp_size, shape, config, **given)
     dense = mask.to_dense()
     moved = check_no_row_twice(plan, dense)
     check_slices(plan, dense, moved)
@@ -195,9 +197,22 @@ def test_homes_are_part_of_the_digest() -> None:
     assert "key layout" in plans[1].field_digests
 
 
+def test_a_given_key_layout_means_cross_attention() -> None:
+    """Also if it equals that of the queries, and whether it is the same object or a copy."""
+    layout = contiguous_layout(64, 2, MagiConfig())
+    plans = [
+        make_attn_plan(
+            masks.full(64), 2, FEW_KEY_HEADS, MagiConfig(), layout=layout, key_layout=keys
+        )
+        for keys in (layout, contiguous_layout(64, 2, MagiConfig()))
+    ]
+    assert plans[0] == plans[1]
+    assert plans[0].cross_layout == layout
+
+
 def test_a_key_layout_of_another_length_is_refused() -> None:
     mask = AttnMask([[0, 8, 0, 24, -99, 99]], 8, 24)
-    with pytest.raises(ValueError, match="total_seqlen = 24, got 8"):
+    with pytest.raises(ValueError, match=r"key_layout must be .* total_seqlen = 24, got 8"):
         make_attn_plan(
             mask, 2, FEW_KEY_HEADS, MagiConfig(), key_layout=contiguous_layout(8, 2, MagiConfig())
         )

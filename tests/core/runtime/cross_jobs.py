@@ -44,7 +44,7 @@ def check_against_dense(
     seed: int,
 ) -> None:
     """Dispatch, attend, undispatch, backward, against the dense fp64 answer."""
-    q, k, v, dout = random_qkv(mask, 4, 2, 8, dtype, seed)
+    q, k, v, dout = random_qkv(mask, 4, plan.head_shape.num_heads_kv, 8, dtype, seed)
     local = _local(plan, group, q, k, v)
     out, lse = (magi.undispatch(x, plan, group) for x in magi.dist_attn(*local, plan, group))
     grads = torch.autograd.grad(out, (q, k, v), dout)
@@ -101,6 +101,38 @@ def in_dtype(rank: int, cp_size: int, dtype: torch.dtype) -> None:
     plan = magi.plan(mask, group, SHAPE, staged(1))
     assert len(plan.query_transfers)
     check_against_dense(mask, plan, group, dtype, 3)
+
+
+def one_query_at_an_odd_width(rank: int, cp_size: int, dtype: torch.dtype) -> None:
+    """A received row of q and dout is odd, so that lse begins in the middle of an fp32."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    mask = AttnMask([[0, 1, 0, 90, -300, 300]], 1, 90)
+    plan = magi.plan(mask, group, magi.HeadShape(3, 1, 5, head_dim_v=8), staged(1))
+    assert len(plan.query_transfers)
+    q, k, v, dout = random_qkv(mask, 3, 1, (5, 8), dtype, 3)
+    out, _ = magi.dist_attn(*_local(plan, group, q, k, v), plan, group)
+    grads = torch.autograd.grad(magi.undispatch(out, plan, group), (q, k, v), dout)
+    exact, same = (gradients(q, k, v, dout, mask, each) for each in (torch.float64, dtype))
+    made = dict(zip(NAMES[2:], grads, strict=True))
+    assert_as_good(made, exact, same, dtype, summand_scales(exact, q, k, v, dout))
+
+
+def relays_of_keys(rank: int, cp_size: int, degree: int | str) -> None:
+    """Between nodes some keys are sent through relays, and queries go to other keys."""
+    group = subgroup(cp_size)
+    if rank >= cp_size:
+        return
+    sent = 0
+    for seed in range(10):
+        mask = random_mask(seed, 40, 77)
+        config = staged(degree, send_queries=True, ranks_per_node=2, chunk_size=3)
+        given = {"key_layout": random_layout(seed, 77, cp_size)}
+        plan = magi.plan(mask, group, magi.HeadShape(4, 4, 8), config, **given)
+        sent += len(plan.query_transfers) * len(plan.transfers)
+        check_against_dense(mask, plan, group, torch.float64, seed)
+    assert sent
 
 
 def self_attention(rank: int, cp_size: int, deterministic: bool) -> None:

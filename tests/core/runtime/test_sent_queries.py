@@ -27,6 +27,16 @@ def test_low_precision_is_as_good_as_one_process(dtype: torch.dtype) -> None:
     pool(WORLD).run(jobs.in_dtype, 4, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_one_query_at_an_odd_width(dtype: torch.dtype) -> None:
+    pool(WORLD).run(jobs.one_query_at_an_odd_width, 3, dtype)
+
+
+@pytest.mark.parametrize("degree", [0, 2, "local_first", "at_once"])
+def test_relays_of_keys(degree: int | str) -> None:
+    pool(WORLD).run(jobs.relays_of_keys, 4, degree)
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_self_attention_on_contiguous_homes(deterministic: bool) -> None:
     pool(WORLD).run(jobs.self_attention, 4, deterministic)

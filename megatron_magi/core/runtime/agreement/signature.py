@@ -14,7 +14,8 @@ import torch
 from megatron_magi.core.plan import AttnPlan
 
 PLAN_FIELDS = ("mask", "token layout", "head_shape", "config")
-"""The inputs that determine a plan, in the order of the packed field hashes."""
+"""The inputs that determine a plan, in the order of the packed field hashes. In cross-attention
+"token layout" stands for the layouts of queries and keys."""
 
 KINDS = (
     "plan",
@@ -79,7 +80,11 @@ def signature_of(call: Call, plan: PlanPart, number: int) -> Signature:
 
 def plan_part(plan: AttnPlan) -> PlanPart:
     """A plan's part of every signature: its digest and the packed digests of its fields."""
-    fields = [plan.field_digests[name] for name in PLAN_FIELDS]
+    of_fields = plan.field_digests
+    # Other bits of the keys' layout, because that of the queries may be the same.
+    key_layout = of_fields.get("key layout", 0) >> 16
+    layout = of_fields["token layout"] ^ key_layout
+    fields = [(of_fields | {"token layout": layout})[name] for name in PLAN_FIELDS]
     return _signed(plan.digest), _signed(_packed(fields))
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import megatron_magi as magi
-from megatron_magi import AttnPlan, HeadShape, MagiConfig, masks
+from megatron_magi import AttnPlan, HeadShape, MagiConfig, TokenLayout, masks
 from megatron_magi.core.runtime.agreement.signature import (
     KINDS,
     SIGNATURE_LEN,
@@ -97,6 +97,17 @@ def test_the_input_in_which_plans_differ_is_named(other: AttnPlan, fields: str) 
     assert differing_ranks(signatures) == [2, 3]
     said = describe_difference(signatures, "ranks", 1)
     assert f"ranks [2, 3] differ from rank 0 in {fields} (plan, call 3 of this group" in said
+
+
+def test_a_layout_of_keys_is_a_token_layout() -> None:
+    mask, heads = masks.full(64), HeadShape(2, 1, 4)
+    layouts = [TokenLayout(64, 32, 2, np.array(x, np.int32)) for x in ([0, 1], [1, 0])]
+    plans = [magi.plan(mask, 2, heads, layout=layouts[0], key_layout=x) for x in layouts]
+    plans.append(magi.plan(mask, 2, heads, layout=layouts[1], key_layout=layouts[1]))
+    signatures = np.array([signature_of(Call("plan"), plan_part(plan), 0) for plan in plans])
+    for pair in ([0, 1], [0, 2], [1, 2]):
+        said = describe_difference(signatures[pair], "ranks", 0)
+        assert "differ from rank 0 in token layout (plan" in said
 
 
 def test_plans_of_other_planners_differ_in_no_input() -> None:
