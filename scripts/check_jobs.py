@@ -144,6 +144,7 @@ def describe(found: Found, unread: dict[str, str]) -> dict[str, Any]:
         ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True
     )
     return {
+        "cpu": platform.machine(),
         "python": platform.python_version(),
         "commit": commit.stdout.strip(),
         "date": date.today().isoformat(),

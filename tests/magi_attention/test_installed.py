@@ -60,7 +60,7 @@ def test_what_is_not_here_is_said() -> None:
     ours.install()
     with pytest.raises(ImportError, match=r"torch\.nn\.functional\.pad"):
         exec("from magi_attention.api.functools import pad_at_dim")
-    with pytest.raises(AttributeError, match=r"got 'no_such'; see docs/migrating\.md"):
+    with pytest.raises(AttributeError, match=r"got 'no_such'; see docs/guides/migrating\.md"):
         _ = importlib.import_module("magi_attention.api").no_such
     with pytest.raises(AttributeError, match=r"import it from magi_attention\.api"):
         _ = importlib.import_module("magi_attention.common").calc_attn
