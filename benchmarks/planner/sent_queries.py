@@ -19,6 +19,7 @@ from megatron_magi import AttnMask, MagiConfig, PrefixTree, masks
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.plan import AttnPlan, HeadShape, contiguous_layout, make_attn_plan
+from megatron_magi.core.plan.query_stage import key_row_bytes
 
 GQA, MHA = HeadShape(64, 8, 128), HeadShape(16, 16, 128)
 EVERYTHING = -(2**31), 2**31 - 1
@@ -84,7 +85,7 @@ def sent_bytes(plan: AttnPlan) -> tuple[int, int]:
     """Of keys and of queries, forward and backward, all ranks."""
     rows = [int((x[:, 4] - x[:, 3]).sum()) for x in (plan.transfers, plan.query_transfers)]
     shape = plan.head_shape
-    return rows[0] * shape.key_row_bytes(plan.config), rows[1] * shape.query_row_bytes
+    return rows[0] * key_row_bytes(shape, plan.config), rows[1] * shape.query_row_bytes
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:

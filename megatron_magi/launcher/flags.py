@@ -34,7 +34,6 @@ CONFIG_FLAGS: dict[str, dict[str, Any]] = {
     "deterministic": {"action": "store_true"},
     "dkv_reduce_in_fp32": {"action": "store_false", "flag": "--magi-dkv-in-input-dtype"},
     "keep_received_keys": {"action": "store_true"},
-    "send_queries": {"action": "store_true"},
     "agreement_timeout_s": {"type": float, "flag": "--magi-timeout-s"},
 }
 """MagiConfig fields with a flag: `--magi-` and the field's name, unless `flag` has another."""

@@ -156,9 +156,6 @@ def test_flags_are_named_as_fields() -> None:
 
 
 def test_refusals_of_our_own_settings_are_in_words_of_bridge() -> None:
-    masked = Options(MagiConfig(), mask_name="video.py:mask")
-    (line,) = lines(config(model__window_size=(127, 0)), masked)
-    assert line.startswith("megatron_magi: mask must not be given beside window_size, got video.py")
     (line,) = lines(config(), Options(MagiConfig(chunk_size=192)))
     assert line.endswith("use at most 191, or None (chunk_size)") and "--" not in line
     packed = {"dataset__enable_offline_packing": True, "dataset__reset_position_ids": True}

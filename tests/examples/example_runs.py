@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 ROOT = Path(__file__).parent.parent.parent
-TIMEOUT_S = 240
+TIMEOUT_S = 300
 
 
 def printed_losses(script: str, processes: int, *flags: str) -> list[float]:

@@ -30,7 +30,6 @@ GIVEN = {
     "deterministic": (["--magi-deterministic"], True),
     "dkv_reduce_in_fp32": (["--magi-dkv-in-input-dtype"], False),
     "keep_received_keys": (["--magi-keep-received-keys"], True),
-    "send_queries": (["--magi-send-queries"], True),
     "agreement_timeout_s": (["--magi-timeout-s", "12.5"], 12.5),
     "ranks_per_node": (["--magi-ranks-per-node", "4"], 4),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from megatron_magi.checks import integer, shown
-from megatron_magi.config import MagiConfig
 
 MOST = 2**16
 """The most heads, and the widest one. The planner goes through the heads of a launch."""
@@ -57,13 +56,6 @@ class HeadShape:
     def kv_row_bytes(self) -> int:
         """Bytes that are sent for one received row: its key and its value."""
         return self.kv_row_elements * self.bytes_per_element
-
-    def key_row_bytes(self, config: MagiConfig) -> int:
-        """Bytes of a key and its value that another rank reads, forward and backward: sent once or
-        twice, and their gradients return."""
-        times = 1 if config.keep_received_keys else 2
-        grad = 4 if config.dkv_reduce_in_fp32 else self.bytes_per_element
-        return times * self.kv_row_bytes + self.kv_row_elements * grad
 
     @property
     def query_row_bytes(self) -> int:

@@ -81,7 +81,7 @@ def choose_pairs(
     size = homes.queries.cp_size
     keys = rows_between(key_transfers, size).T
     queries = rows_between(transfers_of_queries(mask, homes), size)
-    saved = keys * head_shape.key_row_bytes(config) - queries * head_shape.query_row_bytes
+    saved = keys * key_row_bytes(head_shape, config) - queries * head_shape.query_row_bytes
     areas = homes.queries.native.pair_areas(mask.slices, homes.keys.native)
     pairs: Pairs = (saved > 0) & ~np.eye(size, dtype=bool)
     relays = _relays(size, ranks_per_node(config, size))
@@ -130,6 +130,14 @@ def _least_missed(
     fuller = np.maximum(loads[arriving] + cells, loads[fullest] - cells)
     order = np.lexsort((saved[arriving, fullest] / cells, fuller))
     return int(arriving[order[0]]), fullest
+
+
+def key_row_bytes(head_shape: HeadShape, config: MagiConfig) -> int:
+    """Bytes of a key and its value that another rank reads, forward and backward: sent once or
+    twice, and their gradients return."""
+    times = 1 if config.keep_received_keys else 2
+    grad = 4 if config.dkv_reduce_in_fp32 else head_shape.bytes_per_element
+    return times * head_shape.kv_row_bytes + head_shape.kv_row_elements * grad
 
 
 def moved_loads(areas: Int64Array, pairs: Pairs) -> Int64Array:

@@ -12,7 +12,7 @@ from megatron_magi.core.plan import (
     contiguous_layout,
     make_attn_plan,
 )
-from megatron_magi.core.plan.query_stage import MOST_LOAD
+from megatron_magi.core.plan.query_stage import MOST_LOAD, key_row_bytes
 from tests.core.runtime.cross_jobs import random_layout
 from tests.dense import random_mask
 
@@ -120,7 +120,7 @@ def bytes_sent(plan: AttnPlan) -> int:
     """Forward and backward, of all ranks."""
     rows = [int((x[:, 4] - x[:, 3]).sum()) for x in (plan.transfers, plan.query_transfers)]
     shape = plan.head_shape
-    return rows[0] * shape.key_row_bytes(plan.config) + rows[1] * shape.query_row_bytes
+    return rows[0] * key_row_bytes(shape, plan.config) + rows[1] * shape.query_row_bytes
 
 
 @pytest.mark.parametrize("cp_size", [4, 8])
