@@ -135,7 +135,7 @@ def attention_table(shape: HeadShape = FIRST_SHAPE, tokens: int | None = None) -
             cells = [_cell(each, (mask, ranks, length)) for each in times]
             lines.append(f"| `{mask}` | {ranks} x {length // 1024}k | {' | '.join(cells)} |")
     note = (
-        "A cell has the time of the fastest of p2p, all_gather and a2a over ours, forward and "
+        "A cell has the time of the fastest of p2p, all_gather and a2a over magi's, forward and "
         "backward together, and that method's name; several packs: median (lowest to highest). "
         f"*: the method's host took more than its head start of {HEAD_START_MS:.0f} ms."
     )

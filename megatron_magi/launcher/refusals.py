@@ -91,7 +91,7 @@ REFUSALS = (
         (None,),
         "leave it out: it is no softmax attention over rows",
     ),
-    Refusal("use_kitchen_attention", _OFF, "leave it out: attention is ours"),
+    Refusal("use_kitchen_attention", _OFF, "leave it out: magi computes attention"),
     Refusal("batch_invariant_mode", _OFF, "leave it out: a row's last bits depend on the plan"),
     Refusal("use_legacy_models", _OFF, "leave it out"),
     Refusal("yaml_cfg", (None,), "write flags"),

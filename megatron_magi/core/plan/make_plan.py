@@ -93,7 +93,11 @@ def check_problem(
     check_inputs(mask, head_shape, config, layout, key_layout)
     _check(mask, cp_size, layout, token_multiple)
     if key_layout is not None:
-        _check_fit(key_layout, mask.total_seqlen_k, cp_size, 1, KEYS)
+        _check_fit(
+            key_layout, mask.total_seqlen_k, cp_size, 1,
+            start="key_layout must be a token layout",
+            remedy="pass the layout of the mask's keys, or none",
+        )  # fmt: skip
     check_size(mask, cp_size, config, layout, token_multiple, key_layout)
 
 
@@ -134,23 +138,19 @@ def _check(mask: AttnMask, cp_size: int, layout: TokenLayout | None, token_multi
         _check_fit(layout, mask.total_seqlen_q, cp_size, token_multiple)
 
 
-QUERIES = (
-    "a second mask needs a token layout",
-    "plan it on the layout of the batch it belongs to, or without one",
-)
-KEYS = ("key_layout must be a token layout", "pass the layout of the mask's keys, or none")
-"""The beginning and the end of the error for a layout that does not fit."""
-
-
 def _check_fit(
     layout: TokenLayout,
     total: int,
     cp_size: int,
     token_multiple: int,
-    text: tuple[str, str] = QUERIES,
+    start: str = "a second mask needs a token layout",
+    remedy: str = "plan it on the layout of the batch it belongs to, or without one",
 ) -> None:
-    """Check that a given token layout is one of this sequence, group and multiple."""
-    start, remedy = text
+    """Check that a given token layout is one of this sequence, group and multiple.
+
+    Args:
+        start, remedy: the beginning and the end of the error.
+    """
     for name, got, want in (
         ("total_seqlen", layout.total_seqlen, total),
         ("cp_size", layout.cp_size, cp_size),
