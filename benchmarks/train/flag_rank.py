@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.train import recall_weights
+from benchmarks.train.lost_gradients import lose_gradients
 from benchmarks.train.recall_counts import RecalledTokens
 from megatron_magi import run
 from megatron_magi.compare.positions import Bucket, read_positions, write_positions
@@ -152,24 +153,6 @@ def _counted(forward: Any, record: Record) -> Any:
         return result
 
     return counted
-
-
-def lose_gradients() -> None:
-    """On context-parallel rank 0, sums of dk and dv without what the other ranks send."""
-    from megatron.core import parallel_state
-
-    from megatron_magi.core.runtime import staged_backward
-
-    right = staged_backward.add_partials
-
-    def wrong(own: Any, arriving: Any, dtype: torch.dtype) -> Any:
-        if parallel_state.get_context_parallel_rank() == 0:
-            for reduce in arriving:
-                reduce.wait()
-            arriving = []
-        return right(own, arriving, dtype)
-
-    staged_backward.add_partials = wrong
 
 
 ERRORS = {"lost_gradients": lose_gradients}

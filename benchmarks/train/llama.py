@@ -6,9 +6,9 @@
     python -m benchmarks.train.llama --status --out OUT      what runs, what ended, and how
 
 Each run is the packaged pretrain script with the recipe's flags, those of its case
-(llama_cases.py), and what follows `--`. Runs take the GPUs that are free, in this order. Gradients
-begin at the checkpoint of `weights` in OUT, or at --weights FOLDER. A run that has ended well is
-not made again.
+(llama_cases.py), and what follows `--`. Runs take the GPUs that are free, in this order; those that
+nobody times share one. All begin at the checkpoint of `weights` in OUT, or at --weights FOLDER. A
+run that has ended well is not made again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -29,6 +30,10 @@ from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError
 
 ENDED = "run.json"
+SAVES_GRADIENTS = "--save-wgrads-interval"
+CHECKPOINT = "latest_checkpointed_iteration.txt"
+MOST_AT_ONCE = 12
+"""Runs that begin together read the same files."""
 
 
 def main() -> int:
@@ -38,7 +43,7 @@ def main() -> int:
         return 0
     if options.detach:
         return detach(options.out)
-    chosen = [case for name in options.groups for case in GROUPS[name]()]
+    chosen = [case for name in options.groups for case in GROUPS[name]() if wanted(case, options)]
     wide = [case.name for case in chosen if case.gpus > len(options.gpus)]
     if wide and not options.fewer:
         raise UsageError(
@@ -47,7 +52,8 @@ def main() -> int:
         )
     queue = Queue(options)
     for name in options.groups:  # the next one begins at what this one saves
-        code = queue.make([case for case in GROUPS[name]() if case.name not in wide])
+        cases = [case for case in GROUPS[name]() if wanted(case, options)]
+        code = queue.make([case for case in cases if case.name not in wide])
         if code:
             return code
     return 0
@@ -60,8 +66,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="a folder for each run")
     parser.add_argument("--data", default="mock", help="prefix of the packed text (default: mock)")
     parser.add_argument("--recipe", default=RECIPE)
-    parser.add_argument("--weights", type=Path, help="checkpoint that gradients begin at")
+    parser.add_argument("--weights", type=Path, help="checkpoint that runs begin at")
     parser.add_argument("--gpus", type=lambda text: text.split(","), default=["0"])
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[], metavar="RUNS")
     parser.add_argument("--fewer", action="store_true", help="leave out runs of more GPUs")
     parser.add_argument("--limit-s", type=at_least(1), default=1200, help="of a run")
     parser.add_argument("--detach", action="store_true", help="start a queue and return")
@@ -70,6 +77,11 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args(words.split())
     options.more = more.split()
     return options
+
+
+def wanted(case: Case, options: argparse.Namespace) -> bool:
+    """Whether --only names it, or nothing."""
+    return not options.only or case.name in options.only
 
 
 def detach(out: Path) -> int:
@@ -98,16 +110,20 @@ def status(out: Path) -> list[str]:
     return lines
 
 
+ROUNDING = 1e-6
+"""Of sums of parts."""
+
+
 class Queue:
     """Makes runs in order, each on GPUs that no other run has."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self._free, self._changed = list(options.gpus), Condition()
+        self._free, self._changed = dict.fromkeys(options.gpus, 1.0), Condition()
 
     def make(self, cases: list[Case]) -> int:
         """0 if all ended well."""
-        with ThreadPoolExecutor(len(self.options.gpus)) as threads:
+        with ThreadPoolExecutor(MOST_AT_ONCE) as threads:
             codes = list(threads.map(self._make, cases))
         return max(codes, default=0)
 
@@ -117,12 +133,14 @@ class Queue:
         if ended.is_file() and json.loads(ended.read_text())["code"] == 0:
             return 0
         folder.mkdir(parents=True, exist_ok=True)
-        taken = self._take(case.gpus)
+        taken = self._take(case)
         began = time.monotonic()
         try:
             code = self._run(case, folder, taken)
         finally:
-            self._give_back(taken)
+            self._give_back(case, taken)
+            if SAVES_GRADIENTS in case.flags:
+                _delete_checkpoint(folder / "save")
         facts = {"name": case.name, "code": code, "seconds": round(time.monotonic() - began, 1),
                  "flags": case.flags, "gpus": case.gpus}  # fmt: skip
         ended.write_text(json.dumps(facts, indent=1) + "\n")
@@ -130,12 +148,12 @@ class Queue:
         return code
 
     def _run(self, case: Case, folder: Path, gpus: list[str]) -> int:
-        begins = None if case.saves_weights else self._weights(case)
+        begins = None if case.draws_weights else self._weights(case)
         words = case.words(
             base_flags(self.options.recipe, self.options.data, self.options.more), folder, begins
         )
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        launcher += ["--nproc-per-node", str(case.gpus), "-m", "megatron_magi.run", "pretrain_gpt"]
+        launcher += ["--nproc-per-node", str(case.gpus), "-m", case.launcher, "pretrain_gpt"]
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
         with (folder / "log.txt").open("w") as log:
             try:
@@ -146,23 +164,40 @@ class Queue:
             except subprocess.TimeoutExpired:
                 return 124
 
-    def _weights(self, case: Case) -> Path | None:
-        """Where runs of gradients begin; curves draw their weights."""
-        if "--save-wgrads-interval" not in case.flags:
-            return None
+    def _weights(self, case: Case) -> Path:
         found: Path = self.options.weights or self.options.out / "weights" / "save"
+        if not (found / CHECKPOINT).is_file():  # Megatron would draw weights
+            raise UsageError(
+                f"{case.name} begins at a checkpoint, got none in {found}; make the group weights "
+                f"first, or name one (--weights)"
+            )
         return found
 
-    def _take(self, count: int) -> list[str]:
+    def _take(self, case: Case) -> list[str]:
+        """The emptiest GPUs, once as many have room."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._free) >= count)
-            taken, self._free = self._free[:count], self._free[count:]
+            self._changed.wait_for(lambda: len(self._with_room(case)) >= case.gpus)
+            taken = self._with_room(case)[: case.gpus]
+            for gpu in taken:
+                self._free[gpu] -= case.part
             return taken
 
-    def _give_back(self, gpus: list[str]) -> None:
+    def _with_room(self, case: Case) -> list[str]:
+        """In order of the room."""
+        fitting = [gpu for gpu, free in self._free.items() if free > case.part - ROUNDING]
+        return sorted(fitting, key=lambda gpu: -self._free[gpu])
+
+    def _give_back(self, case: Case, gpus: list[str]) -> None:
         with self._changed:
-            self._free += gpus
+            for gpu in gpus:
+                self._free[gpu] += case.part
             self._changed.notify_all()
+
+
+def _delete_checkpoint(saved: Path) -> None:
+    """Megatron ends every run that saves with one; at rate 0 it is the one that the run loaded."""
+    for folder in saved.glob("iter_*"):
+        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ BASE = ["--bf16", "--lr", "1"]
 
 def options(out: Path, **given: Any) -> Any:
     usual = {"out": out, "gpus": ["0", "1"], "recipe": "llama3_1b_1gpu", "data": "mock", "more": []}
-    return SimpleNamespace(**{**usual, "weights": None, "limit_s": 60, **given})
+    return SimpleNamespace(**{**usual, "weights": None, "only": [], "limit_s": 60, **given})
 
 
 @pytest.fixture
@@ -55,6 +56,7 @@ def test_runs_have_gpus_of_their_own_and_are_not_made_twice(
     tmp_path: Path, started: list[tuple[list[str], str]], capsys: Capture
 ) -> None:
     cases = [Case("one", ()), Case("two", (), 2), Case("bad", ("--bad",))]
+    cases = [dataclasses.replace(case, draws_weights=True) for case in cases]
     assert llama.Queue(options(tmp_path)).make(cases) == 3
     gpus = {command[command.index("--save") + 1].split("/")[-2]: g for command, g in started}
     assert sorted(gpus["two"].split(",")) == ["0", "1"] and gpus["one"] in ("0", "1")
@@ -65,6 +67,35 @@ def test_runs_have_gpus_of_their_own_and_are_not_made_twice(
     said = llama.status(tmp_path)
     assert any(x.startswith("one: ended well; iteration 1/1") for x in said), said
     assert any(x.startswith("bad: failed, exit code 3") for x in said)
+
+
+def test_runs_share_gpus_up_to_their_memory(tmp_path: Path) -> None:
+    """The emptiest GPUs first, and none twice for one run."""
+    queue = llama.Queue(options(tmp_path, gpus=["0", "1", "2"]))
+    half, pair, timed = Case("half", (), 1, 0.45), Case("pair", (), 2, 0.24), Case("timed", ())
+    assert [queue._take(half) for _ in range(4)] == [["0"], ["1"], ["2"], ["0"]]
+    assert queue._take(pair) == ["1", "2"] and queue._take(pair) == ["1", "2"]
+    assert queue._with_room(pair) == [] and queue._with_room(timed) == []
+    queue._give_back(half, ["0"])
+    queue._give_back(half, ["0"])
+    assert queue._with_room(timed) == ["0"]
+
+
+def test_only_the_named_runs_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[tuple[list[str], str]]
+) -> None:
+    words = ["llama", "curves", "held_out", "--only", "held_fa3,flag_cp4", "--gpus", "0,1,2,3"]
+    monkeypatch.setattr(sys, "argv", [*words, "--out", str(tmp_path)])
+    assert llama.guarded(llama.main) == 2, "there is no checkpoint to begin at"
+    started.clear()
+    save = tmp_path / "weights" / "save"
+    save.mkdir(parents=True)
+    (save / llama.CHECKPOINT).write_text("300")
+    assert llama.guarded(llama.main) == 0
+    named = [command[command.index("--save") + 1].split("/")[-2] for command, _ in started]
+    assert named == ["flag_cp4", "held_fa3"]
+    loads = [command[command.index("--load") + 1] for command, _ in started if "--load" in command]
+    assert loads == [str(save)] * 2
 
 
 def test_too_few_gpus_are_one_line(
