@@ -17,6 +17,7 @@ from tools.readme_dist import dist_table, packs_table
 from tools.readme_index import index_table
 from tools.readme_jobs import jobs_table
 from tools.readme_kernel import host_table, kernel_peers, kernel_summary
+from tools.readme_llama import gradients_table, held_out_table
 from tools.readme_memory import memory_table
 from tools.readme_pretrain import agreement_table, flags_table
 from tools.readme_records import RECORDS, ROOT, newest, source
@@ -59,6 +60,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "pretrain flags": flags_table,
     "published jobs": jobs_table,
     "index": index_table,
+    "gradients": gradients_table,
+    "held out": held_out_table,
     "te attention": attention_table,
     "te attention short": lambda: attention_table(tokens=16384),
     "te attention of small heads": lambda: attention_table(HeadShape(32, 8, 64)),

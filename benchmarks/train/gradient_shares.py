@@ -2,29 +2,29 @@
 
     python -m benchmarks.train.gradient_shares --truth RUNS/fp32 --stock RUNS/cudnn \\
         --also RUNS/fa3 --run RUNS/magi_cp1 --run RUNS/magi_cp4 \\
-        --control RUNS/late=RUNS/fp32_late --csv gradients.csv
+        --control RUNS/late=RUNS/fp32_late --weights drawn --record gradients.json
+    python -m benchmarks.train.gradient_shares --from gradients.json      the same tables again
 
 Every folder is one of Megatron's --save with the wgrads of one step (--save-wgrads-interval 1), all
 from the same weights and samples. A control is a run with one error, and the fp32 run with that
-error. Exit code 0: every gate holds. The gates are fixed in docs/results/llama3_protocol.md:
-
-- error: |run - truth| over stock's, in the median of parameters at most 1.05, at worst 1.25;
-- share: how much of an error a run has, the projection of (run - truth) on (fp32 with the error -
-  truth), each parameter over its norm: within 0.25 of stock's for a run, above 0.5 for the control.
+error. Exit code 0: every gate holds (gradient_gates.py).
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import argparse
+import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from benchmarks.lib.record import describe
+from benchmarks.train.gradient_gates import Judged, Kind, Row, comparisons, report, rows
 from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.compare.run_error import RunError
@@ -35,8 +35,6 @@ from megatron_magi.compare.wgrads import (
     without_tied_output,
 )
 
-MEDIAN, WORST = 1.05, 1.25
-SHARE_OF_A_RUN, SHARE_OF_A_CONTROL = 0.25, 0.5
 EQUAL = 1e-6
 """A control this close to the truth with its error and without it has none."""
 RENAMED = {
@@ -49,53 +47,65 @@ Gradients = dict[str, Tensor]
 """In fp32 on the CPU, whose threads torch uses; a 1B model's are 5 GB."""
 
 
-@dataclass
-class Judged:
-    """A run, a second stock kernel or a control."""
-
-    folder: Path
-    errors: dict[str, float] = field(default_factory=dict)
-    """Relative L2 error of each parameter's gradient."""
-    shares: dict[str, float] = field(default_factory=dict)
-    """By control."""
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
-
-    def ratios(self, stock: Judged) -> np.ndarray:
-        """Errors over stock's, of every parameter."""
-        return np.array([self.errors[name] / stock.errors[name] for name in stock.errors])
-
-
 def main() -> int:
+    options = parse()
+    if options.read is None:
+        return judge(options)
+    holding = []
+    for (weights, beside), runs in comparisons(options.read).items():
+        lines, holds = report(runs)
+        print("\n".join([f"Weights: {weights}; beside {beside}", *lines, ""]))
+        holding.append(holds)
+    return 0 if all(holding) else 1
+
+
+def parse() -> argparse.Namespace:
     parser = CommandParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--truth", type=Path, required=True, help="in fp32")
-    parser.add_argument("--stock", type=Path, required=True, help="whose errors are the yardstick")
-    parser.add_argument(
-        "--also", type=Path, action="append", default=[], help="printed, not judged"
-    )
+    parser.add_argument("--from", type=Path, dest="read", metavar="RECORD", help="print its tables")
+    parser.add_argument("--truth", type=Path, help="in fp32")
+    parser.add_argument("--stock", type=Path, help="whose errors are the yardstick")
+    parser.add_argument("--also", type=Path, action="append", default=[], help="not judged")
     parser.add_argument("--run", type=Path, action="append", default=[], help="judged")
     parser.add_argument(
         "--control", type=control, action="append", default=[], metavar="RUN=TRUTH",
         help="a run and an fp32 run with the same error",
     )  # fmt: skip
-    parser.add_argument("--csv", type=Path, help="write the errors of each parameter and run")
+    parser.add_argument("--weights", default="drawn", help="which they are, for the record")
+    parser.add_argument("--record", type=Path, help="add to this file, or begin it")
+    parser.add_argument("--commit", help="of the programs, where this is no checkout")
     options = parser.parse_args()
+    if options.read is None and not (options.truth and options.stock):
+        raise UsageError("--truth and --stock are required, got none; or read a record (--from)")
+    return options
+
+
+def judge(options: argparse.Namespace) -> int:
+    controls = dict(options.control)
+    kinds: list[tuple[Kind, Sequence[Path]]] = [
+        ("stock", [options.stock, *options.also]), ("run", options.run), ("control", [*controls])
+    ]  # fmt: skip
     try:
-        comparison = Comparison(options.truth, options.stock, dict(options.control))
-        stock, *others = (
-            comparison.judged(folder)
-            for folder in (options.stock, *options.also, *options.run, *dict(options.control))
-        )
+        comparison = Comparison(options.truth, controls)
+        runs = [comparison.judged(folder, kind) for kind, folders in kinds for folder in folders]
     except RunError as error:
         raise UsageError(str(error)) from error
-    if options.csv:
-        write_csv(options.csv, [stock, *others])
-    judged = {*options.run}
-    lines, holds = report(stock, others, judged, [run.name for run, _ in options.control])
+    lines, holds = report(runs)
     print("\n".join(lines))
+    if options.record:
+        add(options.record, rows(options.weights, runs), options.commit)
     return 0 if holds else 1
+
+
+def add(path: Path, new: list[Row], commit: str | None) -> None:
+    """Rows behind those of other weights and yardsticks."""
+    command = " ".join(["python -m benchmarks.train.gradient_shares", *sys.argv[1:]])
+    held: dict[str, Any] = {"meta": describe(command, commit), "rows": []}
+    if path.is_file():
+        held = json.loads(path.read_text())
+    cell = new[0]["weights"], new[0]["beside"]
+    others = [row for row in held["rows"] if (row["weights"], row["beside"]) != cell]
+    held["rows"] = [*others, *new]
+    path.write_text(json.dumps(held, indent=1) + "\n")
 
 
 def control(text: str) -> tuple[Path, Path]:
@@ -112,14 +122,14 @@ class Comparison:
         RunError: a folder without gradients, with others, or a control without an error.
     """
 
-    def __init__(self, truth: Path, stock: Path, controls: dict[Path, Path]) -> None:
+    def __init__(self, truth: Path, controls: dict[Path, Path]) -> None:
         self.truth = read(truth)
         self.norms = {name: float(vector_norm(g)) for name, g in self.truth.items()}
         self.known = {run.name: self._known_error(folder) for run, folder in controls.items()}
 
-    def judged(self, folder: Path) -> Judged:
+    def judged(self, folder: Path, kind: Kind) -> Judged:
         """Errors and shares of one run."""
-        run, found = read(folder), Judged(folder)
+        run, found = read(folder), Judged(folder.name, kind)
         self._require_names(folder, run)
         for name, truth in self.truth.items():
             run[name] = (run[name] - truth) / self.norms[name]
@@ -177,58 +187,6 @@ def _local_name(name: str) -> str:
     for engine, local in RENAMED.items():
         name = name.replace(engine, local)
     return name
-
-
-def report(
-    stock: Judged, others: Sequence[Judged], judged: set[Path], controls: Sequence[str]
-) -> tuple[list[str], bool]:
-    """(a Markdown table, whether every gate holds)."""
-    heads = [f"share of {name}" for name in controls]
-    lines = [
-        f"| run | error / stock's, median | worst | {' | '.join([*heads, 'verdict'])} |",
-        f"|{'---|' * (4 + len(heads))}",
-    ]
-    holds = True
-    for each in (stock, *others):
-        verdict, holds_here = _verdict(each, stock, each.folder in judged)
-        holds = holds and holds_here
-        ratios = each.ratios(stock)
-        shares = [f"{each.shares[name]:+.2f}" for name in controls]
-        cells = [each.name, f"{np.median(ratios):.3f}", f"{ratios.max():.3f}", *shares, verdict]
-        lines.append(f"| {' | '.join(cells)} |")
-    errors = np.array(list(stock.errors.values()))
-    lines.append(f"stock's error: median {np.median(errors):.3%}, worst {errors.max():.3%}")
-    return lines, holds
-
-
-def _verdict(each: Judged, stock: Judged, is_run: bool) -> tuple[str, bool]:
-    if each.name in each.shares:
-        caught = each.shares[each.name] > SHARE_OF_A_CONTROL
-        return ("caught" if caught else "NOT CAUGHT"), caught
-    if not is_run:
-        return "stock", True
-    return ("FAIL " + ", ".join(failed), False) if (failed := [*_failures(each, stock)]) else (
-        "PASS", True)  # fmt: skip
-
-
-def _failures(each: Judged, stock: Judged) -> Iterator[str]:
-    ratios = each.ratios(stock)
-    if not np.median(ratios) <= MEDIAN:
-        yield "median"
-    if not ratios.max() <= WORST:
-        yield "worst"
-    for name, share in each.shares.items():
-        if not abs(share - stock.shares[name]) <= SHARE_OF_A_RUN:
-            yield f"share of {name}"
-
-
-def write_csv(path: Path, runs: Sequence[Judged]) -> None:
-    """A line for each parameter and run."""
-    with path.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["run", "parameter", "relative_error"])
-        for run in runs:
-            rows.writerows([run.name, name, f"{e:.6g}"] for name, e in run.errors.items())
 
 
 if __name__ == "__main__":

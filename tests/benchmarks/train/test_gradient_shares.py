@@ -64,14 +64,16 @@ def given(runs: dict[str, str], *names: str) -> list[str]:
 def test_a_right_run_passes_and_the_control_is_caught(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, runs: dict[str, str], tmp_path: Path
 ) -> None:
-    csv = tmp_path / "errors.csv"
-    code, out, _ = run(capsys, monkeypatch, *given(runs, "magi"), "--csv", str(csv))
+    record = str(tmp_path / "errors.json")
+    code, out, _ = run(capsys, monkeypatch, *given(runs, "magi"), "--record", record)
     rows = {line.split(" | ")[0].strip("| "): line for line in out.splitlines()}
     assert code == 0 and rows["magi"].endswith("| PASS |"), out
     assert rows["magi_tile"].endswith("| caught |") and rows["fa3"].endswith("| stock |")
     share = float(rows["magi_tile"].split(" | ")[3])
     assert 0.9 < share < 1.1 and abs(float(rows["magi"].split(" | ")[3])) < 0.15
-    assert len(csv.read_text().splitlines()) == 1 + 4 * len(SIZES)
+    assert run(capsys, monkeypatch, *given(runs), "--weights", "300", "--record", record)[0] == 0
+    code, again, _ = run(capsys, monkeypatch, "--from", record)
+    assert code == 0 and out.strip() in again and "Weights: 300; beside cudnn" in again
 
 
 def test_an_error_that_the_ratio_does_not_show_is_seen_by_its_share(
@@ -90,6 +92,8 @@ def test_a_control_without_an_error_is_refused(
     words = ["--truth", runs["fp32"], "--stock", runs["cudnn"], "--control"]
     code, _, err = run(capsys, monkeypatch, *words, f"{runs['magi_tile']}={runs['fp32']}")
     assert code == 2 and "a control must have an error" in err and "fp32" in err
+    code, _, err = run(capsys, monkeypatch, "--truth", runs["fp32"])
+    assert code == 2 and "--truth and --stock are required" in err
     code, _, err = run(capsys, monkeypatch, *words, runs["magi_tile"])
     assert code == 2 and "--control must be RUN=TRUTH" in err
 
