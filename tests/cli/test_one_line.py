@@ -199,7 +199,6 @@ PROGRAMS = [
 ]
 OTHERWISE = {
     "scripts/pretrain": "is `megatron-magi train`",
-    "benchmarks/train/flag_rank": "stands in for megatron_magi.run",
     "benchmarks/train/pretrain_named": "stands in for megatron_magi.run",
     "benchmarks/train/pretrain_one_gpu": "does too",
     "benchmarks/train/pretrain_sft": "does too",

@@ -48,7 +48,8 @@ def folders(tmp_path: Path) -> list[Path]:
     write_positions(full, {Bucket(8, 0, 16): 4.5, Bucket(8, 16, 32): 4.1})
     (full / ERRORS).write_text(
         "iteration,parameter,norm,baseline_norm,relative_error,baseline\n"
-        '1,embedding,0.1,0.2,inf,"mean of a, b"\n1,output,1.5,1.25,0.30000000000000004,"mean of a, b"\n'
+        '1,embedding,0.1,0.2,inf,"mean of a, b"\n'
+        '1,output,1.5,1.25,0.30000000000000004,"mean of a, b"\n'
     )
     write_events(events, {i: 5.0 + 1 / i for i in range(1, 13)}, validation={6: 4.1})
     return [full, events]
