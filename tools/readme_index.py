@@ -45,7 +45,8 @@ def missing_in(record: Record) -> list[str]:
     missing = [name for name in REQUIRED if not meta.get(name)]
     if not any(meta.get(name) for name in MACHINES):
         missing.append("a machine")
-    return missing if record.get("rows") else [*missing, "rows"]
+    has_content = record.get("rows") or record.get("runs")
+    return missing if has_content else [*missing, "rows or runs"]
 
 
 def cited_in(path: Path) -> list[str]:

@@ -1,1 +1,1 @@
-"""Training: pretrain_gpt.py with and without our switch, our trainer, memory, convergence."""
+"""Training: pretrain_gpt.py with and without our switch, our trainer, memory, Llama-3 1B."""

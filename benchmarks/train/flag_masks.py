@@ -1,4 +1,4 @@
-"""Masks of the runs of docs/results/convergence_protocol.md, right ones and such with one error.
+"""Masks with one error each: negative controls, which a comparison must catch.
 
 They are functions for `--magi-mask`. The flag joins the samples of a microbatch to one stream,
 whose bounds a request has.
@@ -6,7 +6,6 @@ whose bounds a request has.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,55 +14,8 @@ import numpy as np
 from megatron_magi import AttnMask, masks
 from megatron_magi.launcher.documents import MaskRequest
 
-TILE, BLOCK = 128, 4096
-"""Queries, and keys before them that they do not see, of controls."""
-SAMPLES_OF_A_STEP = 2
-"""Of the runs with `moved_boundary`."""
-
-_calls = itertools.count()
-"""Microbatches of this process; a step has two."""
-
-
-def moved_boundary(request: MaskRequest) -> AttnMask:
-    """A boundary in the middle of a sample that should be none, in the first of a step's two."""
-    total = request.total_seqlen
-    is_first = next(_calls) % SAMPLES_OF_A_STEP == 0
-    return masks.from_cu_seqlens([0, total // 2, total] if is_first else [0, total])
-
-
-def shifted_diagonal(request: MaskRequest) -> AttnMask:
-    """A query sees keys up to the one before it, and the first one sees itself."""
-    total = request.total_seqlen
-    return _mask([[0, 1, 0, 1, -total, 0], [1, total, 0, total, -total, -1]], total)
-
-
-def far_tile(request: MaskRequest) -> AttnMask:
-    """The last queries do not see the first keys."""
-    total = request.total_seqlen
-    return _causal(_around(0, total, _Hidden(total - TILE, TILE, 0, TILE)), total)
-
-
-def near_tile(request: MaskRequest) -> AttnMask:
-    """In every sample, queries in the middle do not see the keys right before them."""
-    return _without_middle(request, TILE)
-
-
-def near_block(request: MaskRequest) -> AttnMask:
-    """The same for more queries and keys."""
-    return _without_middle(request, BLOCK)
-
-
-def _without_middle(request: MaskRequest, size: int) -> AttnMask:
-    parts = []
-    for start, end in pairwise(request.bounds):
-        middle = (start + end) // 2
-        parts += _around(start, end, _Hidden(middle, size, middle - size, size))
-    return _causal(parts, request.total_seqlen)
-
-
-def right_mask(request: MaskRequest) -> AttnMask:
-    """Causal over every sample or document, as without a function."""
-    return masks.from_cu_seqlens(list(request.bounds))
+TILE = 128
+"""Queries of a tile, and its keys."""
 
 
 def moved_by_one(request: MaskRequest) -> AttnMask:
@@ -78,17 +30,6 @@ def first_keys(request: MaskRequest) -> AttnMask:
     for start, end in pairwise(request.bounds):
         parts += _around(start, end, _Hidden(end - TILE, TILE, start, 4 * TILE))
     return _causal(parts, request.total_seqlen)
-
-
-def split_documents(request: MaskRequest) -> AttnMask:
-    """A boundary in the middle of every document that should be none."""
-    middles = [(start + end) // 2 for start, end in pairwise(request.bounds)]
-    return masks.from_cu_seqlens(sorted({*request.bounds, *middles}))
-
-
-def joined_documents(request: MaskRequest) -> AttnMask:
-    """Without boundaries: every document sees those before it."""
-    return masks.from_cu_seqlens([0, request.total_seqlen])
 
 
 @dataclass(frozen=True, order=True)
@@ -147,8 +88,4 @@ def _around(start: int, end: int, hidden: _Hidden) -> list[list[int]]:
 def _causal(parts: list[list[int]], total: int) -> AttnMask:
     """These rectangles, each up to the diagonal; empty ones are left out."""
     kept = [[*part, -total, 0] for part in parts if part[0] < part[1] and part[2] < part[3]]
-    return _mask(kept, total)
-
-
-def _mask(slices: list[list[int]], total: int) -> AttnMask:
-    return AttnMask(np.array(slices, dtype=np.int32), total, total)
+    return AttnMask(np.array(kept, dtype=np.int32), total, total)

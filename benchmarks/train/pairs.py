@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from benchmarks.train.flag_cases import Run
 from benchmarks.train.pretrain import words
 from benchmarks.train.pretrain_cases import Case
 from megatron_magi.launcher.changed_arguments import ARGUMENTS
@@ -35,12 +34,9 @@ CHECKPOINT = "saves"
 """Word of cases that write different checkpoints; their losses alone count."""
 
 
-AnyCase = Case | Run
-
-
-def pairs(cases: Iterable[AnyCase]) -> list[tuple[AnyCase, AnyCase]]:
+def pairs(cases: Iterable[Case]) -> list[tuple[Case, Case]]:
     """Returns each case with magi and each stock case that trains the same."""
-    by_job: dict[tuple[str, ...], list[AnyCase]] = {}
+    by_job: dict[tuple[str, ...], list[Case]] = {}
     for case in cases:
         by_job.setdefault(_job(case.name), []).append(case)
     return [
@@ -59,11 +55,10 @@ def _words(name: str) -> list[str]:
 
 
 def _job(name: str) -> tuple[str, ...]:
-    found = _words(name)
-    return tuple(word for word in found if word not in NOT_THE_JOB and word != "cp1")
+    return tuple(word for word in _words(name) if word not in NOT_THE_JOB)
 
 
-def unexplained(stock: AnyCase, magi: AnyCase) -> dict[str, tuple[Any, Any]]:
+def unexplained(stock: Case, magi: Case) -> dict[str, tuple[Any, Any]]:
     """Returns what differs after Megatron's `validate_args` without a reason: (stock, magi).
 
     Arguments that the flag changes and that a stock job could set as well are without a reason.
@@ -81,9 +76,8 @@ def unexplained(stock: AnyCase, magi: AnyCase) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def _validated(case: AnyCase) -> dict[str, Any]:
-    flags = case.all_flags if isinstance(case, Case) else case.flags
-    options, rest = take_flags(words({**flags, "data-path": "corpus"}))
+def _validated(case: Case) -> dict[str, Any]:
+    options, rest = take_flags(words({**case.all_flags, "data-path": "corpus"}))
     args = megatron_parser().parse_args(rest)
     with _environment(case.environment):
         return dict(vars(validated(args, case.gpus, with_magi=options is not None)))

@@ -1,7 +1,8 @@
 """Losses, gradients and speed of runs against a baseline: PASS or FAIL, and a figure.
 
 The first RUN is the baseline. A RUN is a folder with what Megatron wrote with --tensorboard-dir,
-and the wgrads of --save-wgrads-interval if gradients are compared; or with a steps.csv.
+and the wgrads of --save-wgrads-interval if gradients are compared; or with a steps.csv. It may
+also be FILE.json/NAME, a run in the JSON file of an experiment.
 Without --noise, differences are held to fixed thresholds, made for fp32. With --noise they are held
 to the effect of rounding alone: NOISE is the baseline trained again with another kernel of the same
 precision, or with a step's samples in another order. With --mean-of, the baseline is the mean of
@@ -58,7 +59,10 @@ NOISE = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders; baseline first")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN",
+        help="folders, or FILE.json/NAME; baseline first"
+    )  # fmt: skip
     parser.add_argument(
         "--noise", action="append", type=Path, metavar="NOISE",
         help="a noise run's folder; may be given several times",

@@ -17,7 +17,7 @@ from typing import get_type_hints
 
 import numpy as np
 
-from megatron_magi.compare import gradient_folder
+from megatron_magi.compare import experiment, gradient_folder
 from megatron_magi.compare.differences import Curve
 from megatron_magi.compare.gradient_folder import ERRORS, blocks
 from megatron_magi.compare.run_error import RunError
@@ -92,18 +92,18 @@ def gradient_errors(run: Path, baseline: Baseline) -> list[GradientError]:
 
 
 def read_errors(run: Path) -> list[GradientError]:
-    """The errors in a run's CSV; none if there is no CSV.
+    """The errors in a run's CSV or experiment; none if there are none.
 
     Raises:
         RunError: a comparison did not write it like this.
     """
-    path = run / ERRORS
-    if not path.is_file():
-        return []
+    path = run if experiment.is_run(run) else run / ERRORS
     try:
-        with path.open(newline="") as file:
-            return [_error_of(row) for row in csv.DictReader(file)]
+        return [_error_of(row) for row in _rows_of(path)]
+    except RunError:
+        raise
     except (
+        AttributeError,
         KeyError,
         TypeError,
         ValueError,
@@ -114,7 +114,16 @@ def read_errors(run: Path) -> list[GradientError]:
         ) from None
 
 
-def _error_of(row: dict[str, str]) -> GradientError:
+def _rows_of(path: Path) -> Sequence[experiment.Row]:
+    if experiment.is_run(path):
+        return experiment.read_gradients(path)
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _error_of(row: experiment.Row) -> GradientError:
     """Files of 2026 have "reference" in the names of two columns."""
     row = {name.replace("reference", "baseline"): text for name, text in row.items()}
     kinds = get_type_hints(GradientError)
@@ -122,6 +131,8 @@ def _error_of(row: dict[str, str]) -> GradientError:
 
 
 def _dumped(run: Path) -> set[int]:
+    if experiment.is_run(run):  # it has measured errors alone
+        return set()
     return {*gradient_folder.dumped_iterations(run), *saved_iterations(run)}
 
 

@@ -1,4 +1,4 @@
-"""Reads a run's folder: a steps.csv, or event files that Megatron wrote with --tensorboard-dir."""
+"""Reads a run: a folder with a steps.csv or Megatron's event files, or a path in an experiment."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from megatron_magi.compare import experiment
 from megatron_magi.compare.differences import Curve, RunCurves
 from megatron_magi.compare.events import event_folder, read_events
 from megatron_magi.compare.model_facts import ModelFacts, read_recipe_facts
@@ -23,9 +24,14 @@ def read_run(folder: Path) -> RunCurves:
 def read_run_and_facts(folder: Path) -> tuple[RunCurves, ModelFacts | None]:
     """The curves of a finished run, and facts of its model (None if it does not say them).
 
+    Args:
+        folder: of a run, or FILE.json/RUN.
+
     Raises:
         RunError: no iteration in it, a broken file, or a package to read it is missing.
     """
+    if experiment.is_run(folder):
+        return experiment.read(folder)
     events = None if (folder / STEPS).is_file() else event_folder(folder)
     if events is None:
         run, facts = _read_steps_file(folder), None

@@ -199,7 +199,7 @@ PROGRAMS = [
 ]
 OTHERWISE = {
     "scripts/pretrain": "is `megatron-magi train`",
-    "benchmarks/train/flag_rank": "stands in for megatron_magi.run",
+    "benchmarks/train/lost_gradients": "stands in for megatron_magi.run",
     "benchmarks/train/pretrain_named": "stands in for megatron_magi.run",
     "benchmarks/train/pretrain_one_gpu": "does too",
     "benchmarks/train/pretrain_sft": "does too",

@@ -19,10 +19,11 @@ def test_a_record_has_its_facts_and_is_cited(path: Path) -> None:
 
 def test_what_is_missing_is_named() -> None:
     assert readme_index.missing_in({"meta": {"date": "2026-11-25", "commit": ""}}) == [
-        "commit", "command", "a machine", "rows",
+        "commit", "command", "a machine", "rows or runs",
     ]  # fmt: skip
     meta = {"date": "2026-11-25", "commit": "abc", "command": "x", "cpu": "y"}
     assert readme_index.missing_in({"meta": meta, "rows": [1]}) == []
+    assert readme_index.missing_in({"meta": meta, "runs": {"stock": {}}}) == []
 
 
 def test_a_citation_is_a_whole_name_or_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:

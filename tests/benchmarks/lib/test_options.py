@@ -115,13 +115,6 @@ def test_to_measure_nothing_is_refused(
 NEEDED = [
     ("benchmarks.train.fsdp2", "", "ranks that torchrun has started are needed"),
     ("benchmarks.train.titan", "--torchtitan TREE", "ranks that torchrun has started are needed"),
-    ("benchmarks.train.convergence", "", "a set to run is needed, or --archive, got neither"),
-    ("benchmarks.train.convergence", "b_flex --data /no/x", "got '/no/x' and no /no/x.bin"),
-    (
-        "benchmarks.train.flag_convergence",
-        "recall_te --megatron /no --data /no",
-        "got no /no/pretrain_gpt.py, /no/recall/train.bin, /no/recall/train.idx",
-    ),
 ]
 
 

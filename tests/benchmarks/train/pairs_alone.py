@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from benchmarks.train import flag_cases, pretrain_te
+from benchmarks.train import pretrain_te
 from benchmarks.train.pairs import pairs, unexplained
 from benchmarks.train.pretrain import PARTS, words
-from benchmarks.train.recall_cases import recall_runs
 from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.launcher.changed_arguments import MASK_FLAG
 from megatron_magi.launcher.job import judge, prepare_megatron, read_job
@@ -19,14 +17,6 @@ from megatron_magi.launcher.job import judge, prepare_megatron, read_job
 pytestmark = pytest.mark.skipif(
     MEGATRON_VERSION[:2] < (0, 19), reason="the cases have flags of Megatron 0.19"
 )
-RUNS: dict[str, Callable[[], Sequence[Any]]] = {
-    **PARTS,
-    "convergence": flag_cases.long_runs,
-    "convergence fp8": flag_cases.fp8_runs,
-    "convergence documents": flag_cases.document_runs,
-    "convergence paired": flag_cases.paired_runs,
-    "recall": recall_runs,
-}
 NUM_PAIRS = {
     "agree": 1,
     "speed": 5,
@@ -34,11 +24,6 @@ NUM_PAIRS = {
     "te_speed": 48,
     "te_speed_2gpus": 32,
     "te_speed_4gpus": 88,
-    "convergence": 7,
-    "convergence fp8": 6,
-    "convergence documents": 2,
-    "convergence paired": 16,
-    "recall": 1,
 }
 
 
@@ -50,9 +35,9 @@ def _megatron() -> None:
     read_docstrings_once()
 
 
-@pytest.mark.parametrize("part", RUNS)
+@pytest.mark.parametrize("part", PARTS)
 def test_a_stock_case_is_the_same_job_as_its_counterpart(part: str) -> None:
-    found = pairs(RUNS[part]())
+    found = pairs(PARTS[part]())
     assert len(found) == NUM_PAIRS[part]
     wrong = {f"{s.name} | {m.name}": unexplained(s, m) for s, m in found}
     assert {names: apart for names, apart in wrong.items() if apart} == {}
