@@ -24,7 +24,7 @@ BASE = [
 ]
 MASK_FUNCTIONS = ["launcher.flags", "launcher.documents"]
 """How `--magi-mask` finds and calls its function, which the commands share."""
-JUDGED_JOB = ["launcher.job", "launcher.job_plans", "launcher.file_samples", "recipe", "run"]
+JUDGED_JOB = ["launcher.preflight", "launcher.job_plans", "launcher.file_samples", "recipe", "run"]
 """What `megatron-magi check` reads, judges and plans a job with, and `plan` reads data with."""
 LAYERS = {
     "core.mask": BASE,
@@ -205,8 +205,8 @@ def test_the_environment_is_read_by_six_modules_only() -> None:
             "build",
             "recipe",
             "training.process.processes",
-            "magi_attention.replaced",
-            "launcher.engine_variables",
+            "magi_attention.renamed",
+            "launcher.nvte_env",
         ):
             text = path.read_text()
             assert "os.environ" not in text and "getenv" not in text, path

@@ -27,7 +27,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from benchmarks.lib.record import describe
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.training.recipe.recipe import load_recipe
 
@@ -140,4 +140,4 @@ def _tensors(state: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

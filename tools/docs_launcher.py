@@ -9,7 +9,13 @@ from operator import attrgetter
 from pathlib import Path
 
 from megatron_magi import CostTable, MagiConfig
-from megatron_magi.launcher import changed_arguments, flags, hook_points, refusals, state_refusals
+from megatron_magi.launcher import (
+    changed_arguments,
+    constraints,
+    flags,
+    hook_points,
+    state_refusals,
+)
 from tools.docs_text import attribute_docs, fill_tables, one_line
 
 OTHER_FLAGS = {
@@ -81,7 +87,7 @@ def refusal_table() -> Iterator[str]:
     """Arguments of Megatron that end a run before it starts."""
     yield "| flag of Megatron | must be | what to do |"
     yield "|---|---|---|"
-    for rule in refusals.REFUSALS:
+    for rule in constraints.REFUSALS:
         works = f"`{rule.works[0]}`"
         if rule.works[0] is False or rule.works[0] is None:
             works = "not given"

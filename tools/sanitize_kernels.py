@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 
 from megatron_magi import AttnMask, masks
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
-from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, Widths
+from megatron_magi.core.kernel.head_dims import COMPILED_WIDTHS, HeadDims
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS: dict[str, tuple[str, ...]] = {
@@ -42,7 +42,7 @@ OURS = "kernel_substring=magi"
 
 WIDTHS = {f"{w.head_dim}-{w.value_dim}": w for w in COMPILED_WIDTHS}
 
-Sanitized = tuple[AttnMask, Widths, torch.dtype, float]
+Sanitized = tuple[AttnMask, HeadDims, torch.dtype, float]
 """Mask, widths, dtype, softcap."""
 
 
@@ -63,7 +63,7 @@ def cases(chosen: str) -> Iterator[Sanitized]:
             yield mask, widths, dtype, 2.0
 
 
-def run_case(mask: AttnMask, widths: Widths, dtype: torch.dtype, softcap: float) -> None:
+def run_case(mask: AttnMask, widths: HeadDims, dtype: torch.dtype, softcap: float) -> None:
     from megatron_magi.core.kernel.hopper import HopperBackend
     from megatron_magi.core.kernel.sink_gradient import sink_gradient
     from megatron_magi.core.kernel.slice_table import SliceTable
@@ -149,4 +149,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

@@ -34,7 +34,7 @@ from benchmarks.lib.masks import MASKS
 from benchmarks.lib.options import at_least, list_of, new_file
 from benchmarks.lib.record import record_of
 from benchmarks.planner.plans import DISTRIBUTIONS, HEADS, Setting, meta, packs
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.config import CostTable, ForwardMode, MagiConfig
 from megatron_magi.core.mask import AttnMask
@@ -290,4 +290,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

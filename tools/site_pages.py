@@ -13,7 +13,7 @@ import re
 import shutil
 from pathlib import Path
 
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,4 +67,4 @@ def with_links(text: str, folder: Path, address: str) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

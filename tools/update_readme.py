@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 
 from megatron_magi import HeadShape
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from tools.readme_dist import dist_table, packs_table
 from tools.readme_index import index_table
@@ -100,4 +100,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

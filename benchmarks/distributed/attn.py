@@ -81,7 +81,7 @@ from benchmarks.lib.options import at_least, head_counts, list_of, new_file
 from benchmarks.lib.record import describe
 from benchmarks.lib.timing import MOST_DIFFERENCE, difference
 from megatron_magi import HeadShape, MagiConfig
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
 
 DEFAULT_MASKS = "full,causal,packed_causal,packed_block_causal,swa1024"
@@ -393,4 +393,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

@@ -27,10 +27,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import megatron_magi as magi
 from benchmarks.lib.options import at_least
 from megatron_magi import HeadShape, MagiConfig, masks
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.comm import group_cast, group_reduce
-from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse, Unprepared
+from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse, StatelessBackend
 from megatron_magi.core.runtime import dist_attn
 from megatron_magi.core.runtime.agreement import comparison as agreement
 
@@ -46,7 +46,7 @@ PLANS = {
 }
 
 
-class NoKernel(Unprepared):
+class NoKernel(StatelessBackend):
     """An AttnBackend that makes room for its results and does nothing."""
 
     name = "none"
@@ -139,4 +139,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

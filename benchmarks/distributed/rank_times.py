@@ -35,7 +35,7 @@ from benchmarks.lib.masks import MASKS
 from benchmarks.lib.options import at_least
 from benchmarks.lib.record import describe
 from megatron_magi import AttnMask, HeadShape, MagiConfig
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.core.cuda.side_stream import side_stream
 from megatron_magi.core.kernel.backend import AttnBackend, AttnCall, GradCall
@@ -217,4 +217,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

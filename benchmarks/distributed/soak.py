@@ -39,7 +39,7 @@ from benchmarks.lib.options import at_least
 from benchmarks.lib.record import describe
 from benchmarks.lib.timing import difference
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError, positive
 from megatron_magi.core.plan import AttnPlan
 
@@ -304,4 +304,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

@@ -9,10 +9,10 @@ from concurrent.futures import ProcessPoolExecutor
 
 from benchmarks.kernel.peers import Flex
 from benchmarks.lib.cell import Case, Inputs
-from megatron_magi.core.kernel.widths import Widths
+from megatron_magi.core.kernel.head_dims import HeadDims
 
 
-def compile_ahead(cases: list[Case], heads: tuple[int, int], widths: Widths, jobs: int) -> None:
+def compile_ahead(cases: list[Case], heads: tuple[int, int], widths: HeadDims, jobs: int) -> None:
     """Failures are printed; the benchmark will meet them again."""
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         pending = {case: pool.submit(_compile, case, heads, widths) for case in cases}
@@ -22,7 +22,7 @@ def compile_ahead(cases: list[Case], heads: tuple[int, int], widths: Widths, job
                 print(said[:300], file=sys.stderr)
 
 
-def _compile(case: Case, heads: tuple[int, int], widths: Widths) -> None:
+def _compile(case: Case, heads: tuple[int, int], widths: HeadDims) -> None:
     """The backward's call has run the forward."""
     import torch._inductor.config
 

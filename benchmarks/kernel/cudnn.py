@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.lib.cell import LEVELS, Call, Case, Direction, Inputs, Level, autograd_call
 from benchmarks.lib.masks import Documents, cu_seqlens
-from megatron_magi.core.kernel.widths import Widths, widths_of
+from megatron_magi.core.kernel.head_dims import HeadDims, widths_of
 
 
 class Cudnn:
@@ -93,7 +93,7 @@ def sdpa(backend: SDPBackend, causal: bool, q: Tensor, k: Tensor, v: Tensor) -> 
 
 
 @functools.lru_cache(maxsize=1)
-def _graphs(case: Case, heads: tuple[int, int], widths: Widths) -> Graphs:
+def _graphs(case: Case, heads: tuple[int, int], widths: HeadDims) -> Graphs:
     assert case.documents is not None
     return Graphs(case.documents, heads, widths)
 
@@ -117,7 +117,7 @@ class Graphs:
     """Forward and backward over ragged tensors. Dimensions are [documents, heads, longest document,
     D]; where a document begins comes from offsets, counted in elements."""
 
-    def __init__(self, docs: Documents, heads: tuple[int, int], widths: Widths) -> None:
+    def __init__(self, docs: Documents, heads: tuple[int, int], widths: HeadDims) -> None:
         import cudnn
 
         self.cudnn, self.docs, self.longest = cudnn, docs, max(docs.lengths)
@@ -216,7 +216,7 @@ class Graphs:
         return Graph(graph, self.handle, nodes, self.fixed, workspace)
 
 
-def row_shapes(heads: tuple[int, int], widths: Widths) -> dict[str, tuple[int, int]]:
+def row_shapes(heads: tuple[int, int], widths: HeadDims) -> dict[str, tuple[int, int]]:
     """Heads and columns of a token in every tensor of the graphs."""
     heads_q, heads_kv = heads
     queries = dict.fromkeys(("q", "dq"), (heads_q, widths.head_dim))

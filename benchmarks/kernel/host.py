@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from benchmarks.lib.options import at_least, new_file
 from benchmarks.lib.record import describe
 from megatron_magi import flex_flash_attn_func, masks
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.select import select_backend
@@ -155,4 +155,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

@@ -31,13 +31,13 @@ from benchmarks.lib.options import at_least, new_file
 from benchmarks.lib.record import describe
 from benchmarks.lib.timing import Budget, Ready, ready, row, time_calls
 from megatron_magi import flex_flash_attn_func
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.kernel.attention import no_logits
 from megatron_magi.core.kernel.backend import AttnCall
+from megatron_magi.core.kernel.head_dims import COMPILED_WIDTHS, HeadDims
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import slices_tensor
-from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, Widths
 
 HEADS = {64: (64, 8), 96: (64, 8), 128: (64, 8), 192: (16, 16), 256: (16, 4)}
 """Query and key/value heads, by head_dim."""
@@ -54,7 +54,7 @@ Rows = list[dict[str, Any]]
 class Setting:
     """Widths, mask and length of some cells, and what else was asked for."""
 
-    widths: Widths
+    widths: HeadDims
     case: Case
     args: argparse.Namespace
 
@@ -273,4 +273,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

@@ -17,8 +17,8 @@ from megatron_magi import flex_flash_attn_func
 from megatron_magi.config import KernelBackend
 from megatron_magi.core.kernel import flash4
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
+from megatron_magi.core.kernel.head_dims import widths_of
 from megatron_magi.core.kernel.select import select_backend
-from megatron_magi.core.kernel.widths import widths_of
 
 
 class Ours:
@@ -77,7 +77,7 @@ class Flex:
         return "it has no deterministic mode to ask for" if case.deterministic else None
 
     def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
-        from megatron_magi.core.kernel.flex_mask import block_mask
+        from megatron_magi.core.kernel.flex_block_mask import block_mask
 
         compiled = _compiled_flex(case)
         blocks, cap = block_mask(case.table, x.q.device), _cap(case.softcap)

@@ -28,9 +28,10 @@ from benchmarks.lib.cell import Case, Inputs
 from benchmarks.lib.options import at_least, list_of, new_file, one_of
 from benchmarks.lib.record import describe
 from benchmarks.lib.timing import SPIN_CYCLES
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.kernel.backend import AttnBackend, AttnCall, GradCall
+from megatron_magi.core.kernel.head_dims import HeadDims
 from megatron_magi.core.kernel.hopper.choice import (
     Variant,
     scratch_at,
@@ -40,17 +41,16 @@ from megatron_magi.core.kernel.hopper.choice import (
 from megatron_magi.core.kernel.hopper.launch_values import ChosenBackward, ChosenForward, HeadsKey
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
-from megatron_magi.core.kernel.widths import Widths
 from megatron_magi.core.native import solver
 
 HEADS = (
-    (64, 8, Widths(64, 64)),
-    (16, 16, Widths(192, 128)),
-    (16, 16, Widths(128, 128)),
-    (32, 8, Widths(128, 128)),
-    (64, 8, Widths(128, 128)),
-    (16, 4, Widths(256, 256)),
-    (64, 8, Widths(256, 256)),
+    (64, 8, HeadDims(64, 64)),
+    (16, 16, HeadDims(192, 128)),
+    (16, 16, HeadDims(128, 128)),
+    (32, 8, HeadDims(128, 128)),
+    (64, 8, HeadDims(128, 128)),
+    (16, 4, HeadDims(256, 256)),
+    (64, 8, HeadDims(256, 256)),
 )
 """Query heads, key heads, widths."""
 MASKS = ("causal", "packed_causal", "full", "packed_full", "swa1024", "block_sparse")
@@ -225,7 +225,7 @@ def timed(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float
 def measure(x: Inputs, case: Case, direction: str, rounds: int) -> dict[str, Any]:
     """The figures of a cell."""
     call = AttnCall(x.q, x.k, x.v, case.table, x.q.shape[2] ** -0.5)
-    key, widths = HeadsKey.of(call), Widths(x.q.shape[2], x.v.shape[2])
+    key, widths = HeadsKey.of(call), HeadDims(x.q.shape[2], x.v.shape[2])
     kernel = select_backend("cuda", x.q.device, x.q.dtype, widths)
     exact = direction == "deterministic"
     tried = forwards(call, key) if direction == "fwd" else backwards(call, key, exact)
@@ -277,4 +277,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

@@ -40,9 +40,9 @@ from benchmarks.lib.timing import (
     row,
     time_calls,
 )
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
-from megatron_magi.core.kernel.widths import Widths
+from megatron_magi.core.kernel.head_dims import HeadDims
 
 INPUT_SETS = 2
 DIFFERS = "its outputs differ from those"
@@ -79,8 +79,8 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def widths(args: argparse.Namespace) -> Widths:
-    return Widths(args.head_dim, args.value_dim or args.head_dim)
+def widths(args: argparse.Namespace) -> HeadDims:
+    return HeadDims(args.head_dim, args.value_dim or args.head_dim)
 
 
 def prepare(peer: Peer, case: Case, direction: Direction, inputs: list[Inputs]) -> Ready | str:
@@ -189,4 +189,4 @@ def compile_flex(args: argparse.Namespace, peers: dict[str, Peer]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

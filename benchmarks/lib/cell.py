@@ -12,8 +12,8 @@ from torch import Tensor
 
 from benchmarks.lib.masks import MASKS, Documents, as_documents
 from megatron_magi import AttnMask
+from megatron_magi.core.kernel.head_dims import HeadDims
 from megatron_magi.core.kernel.slice_table import SliceTable
-from megatron_magi.core.kernel.widths import Widths
 
 Direction = Literal["fwd", "bwd"]
 
@@ -55,7 +55,7 @@ class Case:
     def documents(self) -> Documents | None:
         return as_documents(self.name, self.seqlen)
 
-    def flops(self, heads: int, widths: Widths, direction: Direction) -> float:
+    def flops(self, heads: int, widths: HeadDims, direction: Direction) -> float:
         """Of the visible area: products over head_dim (QK; again, dQ, dK) and over value_dim (PV;
         dP, dV)."""
         products = (3, 2) if direction == "bwd" else (1, 1)
@@ -74,7 +74,7 @@ class Inputs:
 
     @classmethod
     def random(
-        cls, seqlen: int, heads: tuple[int, int], widths: Widths, device: str = "cuda"
+        cls, seqlen: int, heads: tuple[int, int], widths: HeadDims, device: str = "cuda"
     ) -> Inputs:
         if device == "cuda" and not torch.cuda.is_available():
             raise SystemExit("a CUDA GPU is needed, got none; run this on one")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.compare.experiment import SUFFIX, SavedRun, write
 from megatron_magi.compare.gradient_errors import read_errors
@@ -70,4 +70,4 @@ def saved(folder: Path) -> SavedRun:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

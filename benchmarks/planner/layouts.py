@@ -20,8 +20,8 @@ from benchmarks.lib.options import at_least, new_file
 from benchmarks.lib.record import Record, record_of
 from benchmarks.planner.plans import DISTRIBUTIONS, SEED, meta
 from megatron_magi.balance.layout_times import Machine
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.layouts import LayoutJob, Model, facts, verdict
-from megatron_magi.cli.one_line import guarded
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.plan import HeadShape
 from megatron_magi.launcher.file_samples import FileSamples
@@ -116,4 +116,4 @@ def _over_ideal(times: list[dict[str, Any]], cp_size: int, joined: int, dealt: b
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

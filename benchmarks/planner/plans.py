@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.lib.command import command_line
 from benchmarks.lib.options import at_least, new_file
 from benchmarks.lib.record import record_of
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.config import CostTable, MagiConfig
 from megatron_magi.core.mask import AttnMask
@@ -316,4 +316,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

@@ -16,7 +16,7 @@ from benchmarks.lib.options import new_file
 from benchmarks.lib.record import Record, record_of
 from benchmarks.planner.plans import meta
 from megatron_magi import AttnMask, MagiConfig, PrefixTree, masks
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.plan import AttnPlan, HeadShape, contiguous_layout, make_attn_plan
 from megatron_magi.core.plan.query_stage import key_row_bytes
@@ -103,4 +103,4 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from benchmarks.lib.options import at_least
 from benchmarks.lib.record import record_of
 from benchmarks.planner.plans import DISTRIBUTIONS, Setting, meta, packs
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.training.data.step_order import StepShape, plan_steps
 from megatron_magi.training.estimate.pack_cost import pack_cost
@@ -196,4 +196,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.lib.options import at_least, list_of, new_file
 from benchmarks.planner.plans import HEADS, meta, packed_causal
 from megatron_magi import masks
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
@@ -112,4 +112,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

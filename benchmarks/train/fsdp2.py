@@ -36,7 +36,7 @@ from benchmarks.lib.record import describe
 from benchmarks.lib.steps import figures, timed
 from benchmarks.lib.timing import rounds
 from examples import fsdp2 as example
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 
 SIZES = {
@@ -283,4 +283,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

@@ -25,7 +25,7 @@ from torch.linalg import vector_norm
 
 from benchmarks.lib.record import describe
 from benchmarks.train.gradient_gates import Judged, Kind, Row, comparisons, report, rows
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.compare.run_error import RunError
 from megatron_magi.compare.wgrads import (
@@ -190,4 +190,4 @@ def _local_name(name: str) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

@@ -26,7 +26,7 @@ from threading import Condition
 
 from benchmarks.lib.options import at_least
 from benchmarks.train.llama_cases import GROUPS, RECIPE, Case, base_flags
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
 
 ENDED = "run.json"
@@ -201,4 +201,4 @@ def _delete_checkpoint(saved: Path) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.train.memory_parts import parts
 from benchmarks.train.memory_run import Facts, pack_documents, run_case
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.training.estimate.dry_run import dry_run
 from megatron_magi.training.estimate.memory import RankMemory
@@ -202,4 +202,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

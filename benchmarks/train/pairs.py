@@ -13,7 +13,7 @@ from benchmarks.train.pretrain import words
 from benchmarks.train.pretrain_cases import Case
 from megatron_magi.launcher.changed_arguments import ARGUMENTS
 from megatron_magi.launcher.flags import take_flags
-from megatron_magi.launcher.job import megatron_parser, validated
+from megatron_magi.launcher.preflight import megatron_parser, validated
 
 OF_ATTENTION = {
     "attention_backend": "the kernel of stock's attention",

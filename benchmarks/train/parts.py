@@ -30,7 +30,7 @@ from benchmarks.lib.timing import Budget, Ready, difference, ready, time_calls
 from benchmarks.train.part_cases import PARTS, Sizes, Tensors
 from benchmarks.train.part_impls import IMPLS, OURS, Make
 from benchmarks.train.part_rivals import RIVALS
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
 
 ALL = {part: IMPLS[part] | RIVALS[part] for part in PARTS}
@@ -171,4 +171,4 @@ def share(ms: float, step_ms: float) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

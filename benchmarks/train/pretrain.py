@@ -41,7 +41,7 @@ from benchmarks.train import pretrain_te
 from benchmarks.train.pretrain_cases import AGREE, WORK, Case, Flags, speed_cases
 from benchmarks.train.step_profile import read_profile
 from benchmarks.train.warm_ranks import Job, WarmRanks
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError, positive
 
 ROOT = Path(__file__).parents[2]
@@ -270,4 +270,4 @@ def summary(row: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.lib.command import command_line
 from benchmarks.lib.record import describe
 from benchmarks.train.pretrain_named import with_named_weights
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, positive
 
 ROOT = Path(__file__).parents[2]
@@ -236,4 +236,4 @@ def _observe(steps: dict[str, list[float]]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

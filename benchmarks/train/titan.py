@@ -34,7 +34,7 @@ from benchmarks.lib.packed import Packed, packed, shuffled
 from benchmarks.lib.record import Record, describe
 from benchmarks.lib.steps import figures, timed
 from benchmarks.lib.timing import rounds
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, positive
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -229,4 +229,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

@@ -26,7 +26,7 @@ from benchmarks.lib.command import command_line
 from benchmarks.lib.options import at_least, list_of, new_file, one_of
 from benchmarks.lib.record import describe
 from benchmarks.train.trainer_kernels import profile_last_step
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 
 ROOT = Path(__file__).parents[2]
@@ -186,4 +186,4 @@ def force(parts: str) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.lib.options import at_least
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.compare.differences import Curve, RunCurves
 from megatron_magi.compare.read_run import read_run
@@ -104,4 +104,4 @@ def _check(stock: Sequence[RunCurves], magi: Sequence[RunCurves], steps: int) ->
 
 
 if __name__ == "__main__":
-    raise SystemExit(guarded(main))
+    raise SystemExit(run_cli(main))

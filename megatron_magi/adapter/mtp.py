@@ -26,8 +26,8 @@ import torch.distributed as dist
 from megatron.core.transformer import multi_token_prediction
 from torch import Tensor
 
+from megatron_magi.adapter.monkeypatch import replace_everywhere
 from megatron_magi.adapter.packed import MagiPackedSeqParams
-from megatron_magi.adapter.replace import replace_everywhere
 from megatron_magi.core.comm.process_group import group_size, resolve_group
 from megatron_magi.core.runtime.shift import shift_tokens
 

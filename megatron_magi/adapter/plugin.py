@@ -23,8 +23,8 @@ from megatron_magi.adapter.state_layers import attach_state_layers, sign_of, sta
 from megatron_magi.adapter.state_settings import wrong_state_settings
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm.transport_choice import transport_for
+from megatron_magi.core.kernel.head_dims import HeadDims
 from megatron_magi.core.kernel.select import select_backend
-from megatron_magi.core.kernel.widths import Widths
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement.comparison import agree
 
@@ -162,7 +162,7 @@ def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) ->
         magi_config.kernel_backend,
         _device(),
         model_config.params_dtype,
-        Widths(heads.head_dim, heads.value_dim),
+        HeadDims(heads.head_dim, heads.value_dim),
     )
     plan = _causal_plan(model_config, magi_config, seq_length)
     transport = _transport(plan, torch.empty(0, dtype=model_config.params_dtype, device=_device()))

@@ -19,8 +19,8 @@ from typing import Any
 from megatron.core.ssm import mamba_context_parallel
 from torch import Tensor
 
+from megatron_magi.adapter.monkeypatch import replace_everywhere
 from megatron_magi.adapter.packed import MagiPackedSeqParams
-from megatron_magi.adapter.replace import replace_everywhere
 from megatron_magi.adapter.stream_view import ROWS, StreamParams, StreamRows, stream_view
 
 Function = Callable[..., Any]

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from megatron_magi.launcher.batch import dispatch_dict
-from megatron_magi.launcher.launch import Launch, hook
+from megatron_magi.launcher.session import LauncherState, hook
 
 BOUNDARIES = (("cu_seqlens_q", "cu_seqlens_q_padded"), ("cu_seqlens_unpadded", "cu_seqlens"))
 """Names of the boundaries without and with padding: today's, and those of older data sets."""
@@ -42,7 +42,7 @@ def _one_stream(cu_seqlens: Tensor) -> Tensor:
     return row[row >= 0]
 
 
-def dispatch_bridge_batch(launch: Launch, batch: dict[str, Any]) -> dict[str, Any]:
+def dispatch_bridge_batch(launch: LauncherState, batch: dict[str, Any]) -> dict[str, Any]:
     """Bridge's batch with this rank's rows in place of all of them, as a new dict."""
     local = dispatch_dict(launch, with_documents(batch))
     return {name: local[name] for name in batch}
@@ -50,7 +50,7 @@ def dispatch_bridge_batch(launch: Launch, batch: dict[str, Any]) -> dict[str, An
 
 @hook
 def replace_cp_batch(
-    launch: Launch, original: Any, batch: dict[str, Any], *args: Any, **kwargs: Any
+    launch: LauncherState, original: Any, batch: dict[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
     """For `get_batch_on_this_cp_rank`, by which Bridge shares out plain rows."""
     return dispatch_bridge_batch(launch, batch)
@@ -58,7 +58,7 @@ def replace_cp_batch(
 
 @hook
 def replace_packed_batch(
-    launch: Launch, original: Any, batch: dict[str, Any], *args: Any, **kwargs: Any
+    launch: LauncherState, original: Any, batch: dict[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
     """For `_partition_packed_batch_for_cp`, by which Bridge shares out packed documents."""
     return dispatch_bridge_batch(launch, batch)

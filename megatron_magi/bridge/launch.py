@@ -10,13 +10,13 @@ import torch
 
 from megatron_magi.bridge.batch import with_documents
 from megatron_magi.launcher.documents import bounds_of_sample
-from megatron_magi.launcher.drawn_ahead import DrawnAhead
-from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.microbatch_documents import Microbatch
+from megatron_magi.launcher.sample_prefetch import DrawnAhead
+from megatron_magi.launcher.session import LauncherState
 
 
 @dataclass
-class BridgeLaunch(Launch):
+class BridgeLaunch(LauncherState):
     """A Launch that reads Bridge's samples, which every tensor-parallel rank draws itself."""
 
     config: Any = None

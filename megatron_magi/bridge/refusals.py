@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from megatron_magi.bridge.arguments import PACKS, arguments_of, in_words_of_bridge
-from megatron_magi.launcher.flags import Options
-from megatron_magi.launcher.refusals import refusals
+from megatron_magi.launcher.constraints import refusals
+from megatron_magi.launcher.flags import LauncherOptions
 
 MODELS = "megatron.bridge.models."
 BUILDERS = ("gpt_provider", "hybrid.hybrid_provider", "gemma.gemma_provider")
@@ -19,7 +19,7 @@ VISION = "qwen_vl.qwen3_vl_provider"
 and take the positions of these rows."""
 
 
-def refuse_config(config: Any, options: Options) -> None:
+def refuse_config(config: Any, options: LauncherOptions) -> None:
     """End the process if the job has a setting that does not work.
 
     Raises:

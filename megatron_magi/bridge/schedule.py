@@ -14,8 +14,8 @@ from megatron_magi.bridge.arguments import arguments_of
 from megatron_magi.bridge.launch import BridgeLaunch, SeenSamples, say
 from megatron_magi.bridge.refusals import is_vision, refuse_config
 from megatron_magi.bridge.vision import pad_packs
-from megatron_magi.launcher.launch import hook
 from megatron_magi.launcher.schedule import run_schedule
+from megatron_magi.launcher.session import hook
 from megatron_magi.launcher.settings import take_settings
 
 

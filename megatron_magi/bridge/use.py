@@ -7,7 +7,7 @@ from typing import Any
 from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.bridge.refusals import refuse_config
 from megatron_magi.config import MagiConfig
-from megatron_magi.launcher.flags import Options
+from megatron_magi.launcher.flags import LauncherOptions
 
 _used: list[str] = []
 """The hooks that are in place; empty before the first call."""
@@ -38,7 +38,7 @@ def use_magi(config: Any, *, mask: str | None = None, **magi_options: Any) -> No
             "use_magi must be called once in a process, got a second call; start another process "
             "for another job"
         )
-    options = Options(MagiConfig(**magi_options), mask)
+    options = LauncherOptions(MagiConfig(**magi_options), mask)
     options.mask_function()
     refuse_config(config, options)
     _install(options)
@@ -64,7 +64,7 @@ def _change_settings(config: Any) -> list[str]:
     return said
 
 
-def _install(options: Options) -> None:
+def _install(options: LauncherOptions) -> None:
     # Here, because Bridge takes long to import, and refusals need nothing of it.
     from megatron_magi.bridge.hook_points import bridge_points
     from megatron_magi.bridge.launch import BridgeLaunch

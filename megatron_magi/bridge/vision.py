@@ -12,13 +12,13 @@ from megatron_magi.adapter.rope import RowPositions
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.plan.token_layout import USEFUL_CHUNKS
 from megatron_magi.core.runtime.token_dispatch import position_ids
-from megatron_magi.launcher.launch import Launch, hook
 from megatron_magi.launcher.model_hooks import build_with_magi, plan_stream, prepare_chunk
+from megatron_magi.launcher.session import LauncherState, hook
 
 
 @hook
 def replace_partition(
-    launch: Launch,
+    launch: LauncherState,
     original: Any,
     packed_seq_params: Any,
     *,
@@ -46,13 +46,15 @@ def replace_partition(
 
 
 @hook
-def wrap_model_init(launch: Launch, original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+def wrap_model_init(
+    launch: LauncherState, original: Any, self: Any, *args: Any, **kwargs: Any
+) -> None:
     """For `Qwen3VLGPTModel.__init__`, which replaces the decoder that GPTModel's has built."""
     build_with_magi(original, self, *args, **kwargs)
     prepare_chunk(launch, self)
 
 
-def wrap_rotary(original: type, launch: Launch) -> type:
+def wrap_rotary(original: type, launch: LauncherState) -> type:
     """For `Qwen3VLMultimodalRotaryEmbedding`: with packed rows it takes positions as they come."""
     return type(original.__name__, (RowPositions, original), {})
 

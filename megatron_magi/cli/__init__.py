@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from megatron_magi import __version__
-from megatron_magi.cli.one_line import guarded
+from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
 
 COMMANDS = ("doctor", "check", "plan", "viz", "data", "train", "compare", "weights")
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0: success. 1: the command's verdict is no (something required is missing, a run fails the
         comparison). 2: wrong usage or input, explained on standard error. 130: Ctrl-C.
     """
-    return guarded(partial(_main, list(sys.argv[1:] if argv is None else argv)))
+    return run_cli(partial(_main, list(sys.argv[1:] if argv is None else argv)))
 
 
 def _main(arguments: list[str]) -> int:

@@ -27,8 +27,8 @@ from megatron_magi.cli.parser import UsageError, add_output_options
 from megatron_magi.run import PACKAGED, find_script
 
 if TYPE_CHECKING:  # the options and their help need no Megatron
-    from megatron_magi.launcher.job import Accepted, Job, RefusedJob
     from megatron_magi.launcher.job_plans import JobPlans
+    from megatron_magi.launcher.preflight import Job, JobRejected, JobSummary
 
 UNKNOWN = "not known before it starts: data, memory, and the transport between ranks"
 MEGATRONS_MEANS = (
@@ -56,13 +56,13 @@ def run(options: argparse.Namespace) -> int:
     script, flags = _script_and_flags(options.job)
     _find_modules_like_the_launcher(script)
     source = script.read_text(errors="replace")
-    from megatron_magi.launcher import job
+    from megatron_magi.launcher import preflight
 
     try:
-        job.prepare_megatron()
-        read = job.read_job(flags, source)
-        accepted = job.judge(read, options.gpus, here=not options.elsewhere)
-    except job.RefusedJob as refused:
+        preflight.prepare_megatron()
+        read = preflight.read_job(flags, source)
+        accepted = preflight.preflight(read, options.gpus, here=not options.elsewhere)
+    except preflight.JobRejected as refused:
         return _refuse(refused, options)
     if options.quiet:
         print("accepted")
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         ValueError,
         NotImplementedError,
     ) as error:  # the planner's, with which the job would end
-        return _refuse(job.RefusedJob([str(error)]), options)
+        return _refuse(preflight.JobRejected([str(error)]), options)
     if options.json:
         print(json.dumps({"accepted": True, **asdict(accepted), "attention": attention}))
     else:
@@ -115,7 +115,7 @@ def _find_modules_like_the_launcher(script: Path) -> None:
     sys.path.insert(0, str(script.resolve().parent))
 
 
-def _refuse(refused: RefusedJob, options: argparse.Namespace) -> int:
+def _refuse(refused: JobRejected, options: argparse.Namespace) -> int:
     """Print the refusals; the exit code."""
     if options.json:
         print(json.dumps({"accepted": False, "refusals": refused.lines}))
@@ -129,7 +129,7 @@ def _refuse(refused: RefusedJob, options: argparse.Namespace) -> int:
     return 1
 
 
-def _line(accepted: Accepted) -> str:
+def _line(accepted: JobSummary) -> str:
     a = accepted
     kernel = "kernel not known, as the job runs elsewhere"
     if a.kernel is not None:
@@ -140,27 +140,27 @@ def _line(accepted: Accepted) -> str:
     )
 
 
-def _attention(job: Job, gpus: int) -> dict[str, Any]:
+def _attention(preflight: Job, gpus: int) -> dict[str, Any]:
     """Facts of the attention in microbatches like the job's, or the reason why there are none."""
-    from megatron_magi.launcher.job import validated
     from megatron_magi.launcher.job_plans import UnknownMask, plan_job
+    from megatron_magi.launcher.preflight import validated
 
     try:
-        return _facts(plan_job(validated(job.args, gpus), job.options))
+        return _facts(plan_job(validated(preflight.args, gpus), preflight.options))
     except UnknownMask as error:
         return {"unknown": str(error)}
 
 
-def _facts(job: JobPlans) -> dict[str, Any]:
+def _facts(preflight: JobPlans) -> dict[str, Any]:
     from megatron_magi.viz.plan_facts import exchange_bytes, ring_rows
 
-    plans = job.plans
+    plans = preflight.plans
     received = [float(plan.rows_received.mean()) for plan in plans]
     ring = sum(ring_rows(plan) for plan in plans)
     layout = plans[0].layout
     return {
-        "documents": job.documents,
-        "tokens": job.tokens,
+        "documents": preflight.documents,
+        "tokens": preflight.tokens,
         "tokens_per_rank": layout.num_local_tokens,
         "chunk_size": layout.chunk_size,
         "num_plans": len(plans),
@@ -170,8 +170,8 @@ def _facts(job: JobPlans) -> dict[str, Any]:
         "key_rows_of_ring": sum(received) / ring if ring else 0.0,
         "stages": max(plan.num_stages for plan in plans),
         "buffer_bytes": max(int(exchange_bytes(plan).max()) for plan in plans),
-        "flops": job.flops,
-        "causal_share": job.causal_share,
+        "flops": preflight.flops,
+        "causal_share": preflight.causal_share,
     }
 
 

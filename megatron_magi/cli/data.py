@@ -19,7 +19,7 @@ import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from megatron_magi.cli.one_line import encoding_error
+from megatron_magi.cli.errors import encoding_error
 from megatron_magi.cli.parser import UsageError, add_output_options
 from megatron_magi.text.documents import Document, Selection, read_documents
 

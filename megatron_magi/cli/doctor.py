@@ -14,7 +14,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from megatron_magi.cli.machine_check import Check, has_gpu, torch_or_none
+from megatron_magi.cli.check_result import Check, has_gpu, torch_or_none
 from megatron_magi.cli.parser import add_output_options
 from megatron_magi.cli.system_checks import all_checks
 from megatron_magi.requirements import MissingRequirement, check_package, check_requirements

@@ -11,7 +11,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from megatron_magi.cli.machine_check import Check, has_gpu, installed, torch_or_none
+from megatron_magi.cli.check_result import Check, has_gpu, installed, torch_or_none
 
 FLASH_PACKAGES = ("flash-attn", "flash-attn-3")
 

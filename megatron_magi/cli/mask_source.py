@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from megatron_magi.cli.errors import encoding_error, file_error
 from megatron_magi.cli.mask_shape import (
     Few,
     add_shape_options,
@@ -19,7 +20,6 @@ from megatron_magi.cli.mask_shape import (
     mask_of_documents,
     refuse_shape_of,
 )
-from megatron_magi.cli.one_line import encoding_error, file_error
 from megatron_magi.cli.parser import UsageError, numbers
 from megatron_magi.config import ForwardMode, MagiConfig
 

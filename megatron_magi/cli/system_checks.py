@@ -13,8 +13,8 @@ import sys
 
 import megatron_magi
 from megatron_magi import build
+from megatron_magi.cli.check_result import Check, has_gpu, installed, torch_or_none
 from megatron_magi.cli.engine_checks import check_apex, check_engine, check_flash
-from megatron_magi.cli.machine_check import Check, has_gpu, installed, torch_or_none
 from megatron_magi.requirements import (
     PACKAGES,
     MissingRequirement,

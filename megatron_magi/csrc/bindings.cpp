@@ -15,7 +15,7 @@
 #include "planner/chunking.h"
 #include "planner/dispatch.h"
 #include "planner/hash.h"
-#include "planner/loads.h"
+#include "planner/tile_costs.h"
 
 namespace py = pybind11;
 

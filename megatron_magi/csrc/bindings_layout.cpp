@@ -14,7 +14,7 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "planner/layout.h"
-#include "planner/loads.h"
+#include "planner/tile_costs.h"
 #include "planner/nodes.h"
 #include "planner/rank_view.h"
 #include "planner/remote_rows.h"

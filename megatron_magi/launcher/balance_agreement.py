@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from megatron_magi.core.runtime.agreement.comparison import AgreementError
-from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.samples import peek_samples
+from megatron_magi.launcher.session import LauncherState
 
 NOTHING = -(1 << 62)
 """Below every digest: a rank without data."""
@@ -19,7 +19,7 @@ NOTHING = -(1 << 62)
 Fields = dict[str, Any]
 
 
-def agree_on_dealing(launch: Launch, iterators: Any, is_training: bool) -> None:
+def agree_on_dealing(launch: LauncherState, iterators: Any, is_training: bool) -> None:
     """Compare the first dealt step, before the first training schedule and the first other one.
 
     All ranks call it, also those without data. Rank 0 prints what was dealt.

@@ -15,7 +15,7 @@ from megatron_magi.balance import document_lengths
 from megatron_magi.balance.deal import Int64Array
 from megatron_magi.launcher.balance_refusals import FLAG
 from megatron_magi.launcher.job_costs import cost_shape, replicas_meet
-from megatron_magi.launcher.launch import Launch, hook
+from megatron_magi.launcher.session import LauncherState, hook
 from megatron_magi.launcher.step_balance import Rules
 from megatron_magi.launcher.stock_rounds import DRAWN, IN_ORDER, WHOLE, StockRounds
 
@@ -68,7 +68,7 @@ def wrap_data_loader(original: Any, launch: Any) -> Any:
 
 
 @hook
-def _build_loader(launch: Launch, original: Any, dataset: Any, consumed_samples: int) -> Any:
+def _build_loader(launch: LauncherState, original: Any, dataset: Any, consumed_samples: int) -> Any:
     """Megatron's loader, dealt.
 
     Raises:
@@ -89,7 +89,7 @@ def _build_loader(launch: Launch, original: Any, dataset: Any, consumed_samples:
     return loader
 
 
-def _balanced(launch: Launch, dataset: Any, sampler: Any) -> BalancedSampler:
+def _balanced(launch: LauncherState, dataset: Any, sampler: Any) -> BalancedSampler:
     args, split = launch.args, getattr(dataset, "split", None) or dataset.index_split
     rules = Rules(cost_shape(args), args.pipeline_model_parallel_size > 1, replicas_meet(args))
 

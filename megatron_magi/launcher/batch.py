@@ -20,13 +20,13 @@ from megatron_magi.launcher.documents import (
     requested_mask,
     sequence_bounds,
 )
-from megatron_magi.launcher.launch import Launch, hook
+from megatron_magi.launcher.session import LauncherState, hook
 
 ROWS = ("tokens", "labels", "loss_mask", "position_ids")
 """Entries of a Megatron batch that hold one value per token."""
 
 
-def dispatch_dict(launch: Launch, batch: dict[str, Any]) -> dict[str, Any]:
+def dispatch_dict(launch: LauncherState, batch: dict[str, Any]) -> dict[str, Any]:
     """Megatron's batch with this rank's rows in place of all of them, as a new dict.
 
     The given dict is not changed, because Megatron may use it again. Samples of a microbatch are
@@ -63,7 +63,7 @@ def dispatch_dict(launch: Launch, batch: dict[str, Any]) -> dict[str, Any]:
     return batch
 
 
-def _bounds(launch: Launch, batch: dict[str, Any], rows: Tensor) -> list[int]:
+def _bounds(launch: LauncherState, batch: dict[str, Any], rows: Tensor) -> list[int]:
     """From the sample on the host; from the rows on the device if an iterator of another class than
     Megatron's brought them."""
     cu_seqlens = batch.get("cu_seqlens")
@@ -87,7 +87,7 @@ def _bounds(launch: Launch, batch: dict[str, Any], rows: Tensor) -> list[int]:
     return bounds_of_eod(batch["tokens"], eod)
 
 
-def _note_documents(launch: Launch, batch: dict[str, Any], count: int) -> None:
+def _note_documents(launch: LauncherState, batch: dict[str, Any], count: int) -> None:
     """Keep for the start-up line where this microbatch's boundaries came from."""
     if launch.has_said_startup:
         return
@@ -98,14 +98,16 @@ def _note_documents(launch: Launch, batch: dict[str, Any], count: int) -> None:
 
 @hook
 def replace_cp_batch(
-    launch: Launch, original: Any, batch: dict[str, Any], *args: Any, **kwargs: Any
+    launch: LauncherState, original: Any, batch: dict[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
     """For `get_batch_on_this_cp_rank` of every version."""
     return dispatch_dict(launch, batch)
 
 
 @hook
-def wrap_sft_dataset(launch: Launch, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def wrap_sft_dataset(
+    launch: LauncherState, original: Any, self: Any, *args: Any, **kwargs: Any
+) -> Any:
     """For `SFTDataset.__init__`: conversations are not padded to twice the number of ranks."""
     signature = inspect.signature(original)
     given = signature.bind(self, *args, **kwargs)
@@ -117,7 +119,7 @@ def wrap_sft_dataset(launch: Launch, original: Any, self: Any, *args: Any, **kwa
 
 @hook
 def replace_scheduled_batch(
-    launch: Launch,
+    launch: LauncherState,
     original: Any,
     data_iterator: Any,
     *args: Any,
@@ -152,7 +154,7 @@ def replace_scheduled_batch(
     return (*rows, None, batch["position_ids"], params, padding)
 
 
-def _dispatch_padding(launch: Launch, batch: dict[str, Any], padding: Tensor) -> Tensor:
+def _dispatch_padding(launch: LauncherState, batch: dict[str, Any], padding: Tensor) -> Tensor:
     """bool [1, num_local_tokens]: True where a router must not count the row."""
     rows = next((batch[name] for name in ("tokens", "labels") if batch[name] is not None), None)
     packed = carried_plan(rows)

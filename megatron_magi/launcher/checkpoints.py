@@ -11,12 +11,12 @@ from megatron_magi.adapter.adam_state import (
     prepare_to_load,
 )
 from megatron_magi.adapter.compat import write_checkpoints_in_process
-from megatron_magi.launcher.launch import Launch, hook
+from megatron_magi.launcher.session import LauncherState, hook
 
 
 @hook
 def wrap_load_checkpoint(
-    launch: Launch, original: Any, ddp_model: Any, optimizer: Any, *args: Any, **kwargs: Any
+    launch: LauncherState, original: Any, ddp_model: Any, optimizer: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """For `load_checkpoint`: torch's Adam gets back the step count that it was saved with."""
     if optimizer is None:
@@ -30,7 +30,7 @@ def wrap_load_checkpoint(
 
 
 @hook
-def wrap_save_checkpoint(launch: Launch, original: Any, *args: Any, **kwargs: Any) -> Any:
+def wrap_save_checkpoint(launch: LauncherState, original: Any, *args: Any, **kwargs: Any) -> Any:
     """For `save_checkpoint`: no writer process, which would import the main script again, unless
     saves are asynchronous."""
     write_checkpoints_in_process(is_async=launch.args.async_save)

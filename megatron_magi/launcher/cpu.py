@@ -17,7 +17,7 @@ import torch
 from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.adapter.compat import REMEDY, write_checkpoints_in_process
 from megatron_magi.adapter.cpu import install_cpu_runtime
-from megatron_magi.adapter.replace import replace_everywhere
+from megatron_magi.adapter.monkeypatch import replace_everywhere
 
 
 def install_cpu_training() -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from megatron_magi.launcher.launch import Launch, hook
+from megatron_magi.launcher.session import LauncherState, hook
 
 
 @hook
 def wrap_open_data_file(
-    launch: Launch, original: Any, self: Any, path_prefix: str, *args: Any, **kwargs: Any
+    launch: LauncherState, original: Any, self: Any, path_prefix: str, *args: Any, **kwargs: Any
 ) -> None:
     """For `IndexedDataset.__init__`: the tokens that the index promises must be in the file.
 

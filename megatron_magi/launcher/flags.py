@@ -45,7 +45,7 @@ MEGATRON_BACKENDS = ("flash", "fused", "unfused", "local", "auto")
 
 
 @dataclass(frozen=True)
-class Options:
+class LauncherOptions:
     """Our flags, parsed."""
 
     config: MagiConfig
@@ -63,7 +63,7 @@ class Options:
         return None if self.mask_name is None else load_mask_function(self.mask_name)
 
 
-def take_flags(argv: Sequence[str]) -> tuple[Options | None, list[str]]:
+def take_flags(argv: Sequence[str]) -> tuple[LauncherOptions | None, list[str]]:
     """(options, or None without `--attention-backend magi`; the arguments that are Megatron's).
 
     The last value of a flag counts, so a job's `magi` is switched off by another one behind it.
@@ -87,7 +87,7 @@ def take_flags(argv: Sequence[str]) -> tuple[Options | None, list[str]]:
     mask_name, balance_step = given.pop("mask", None), given.pop("balance_step", False)
     try:
         costs = CostTable(**{name: given.pop(name) for name in COST_FLAGS if name in given})
-        options = Options(MagiConfig(costs=costs, **given), mask_name, balance_step)
+        options = LauncherOptions(MagiConfig(costs=costs, **given), mask_name, balance_step)
         options.mask_function()
     except (TypeError, ValueError) as error:
         parser.error(str(error))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from megatron_magi.launcher.launch import hook
+from megatron_magi.launcher.session import hook
 
 
 @hook

@@ -18,12 +18,12 @@ from megatron_magi.launcher import (
     batch,
     checkpoints,
     data_files,
-    fixed_shapes,
     fsdp2,
     model_hooks,
     moe,
     moe_samples,
     norms,
+    preallocated_buffers,
     restart,
     samples,
     schedule,
@@ -179,15 +179,16 @@ HOOK_POINTS = (
     ),
     HookPoint(
         "tp-buffers", "megatron.training.initialize", "_initialize_tp_communicators", (),
-        fixed_shapes.wrap_tp_communicators,
+        preallocated_buffers.wrap_tp_communicators,
     ),
     HookPoint(
         "yarn-tables", "megatron.core.models.common.embeddings.yarn_rotary_pos_embedding",
-        "YarnRotaryEmbedding._set_cos_sin_cache", ("packed_seq",), fixed_shapes.wrap_yarn_tables,
+        "YarnRotaryEmbedding._set_cos_sin_cache", ("packed_seq",),
+        preallocated_buffers.wrap_yarn_tables,
     ),
     HookPoint(
         "graph-shapes", "megatron.core.transformer.cuda_graphs", "TECudaGraphHelper.__init__",
-        ("config", "seq_length", "micro_batch_size"), fixed_shapes.wrap_graph_helper,
+        ("config", "seq_length", "micro_batch_size"), preallocated_buffers.wrap_graph_helper,
     ),
     HookPoint(
         "fsdp2-gradients", "megatron.core.distributed.torch_fully_sharded_data_parallel",

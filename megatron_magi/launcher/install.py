@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from megatron_magi import recipe
 from megatron_magi.adapter import MEGATRON_VERSION
-from megatron_magi.adapter.replace import replace_everywhere
+from megatron_magi.adapter.monkeypatch import replace_everywhere
 from megatron_magi.launcher.cpu import install_cpu_training, skip_compilation_of_wheels
-from megatron_magi.launcher.flags import Options, take_flags
+from megatron_magi.launcher.flags import LauncherOptions, take_flags
 
 if TYPE_CHECKING:
     from megatron_magi.launcher.hook_points import HookPoint
-    from megatron_magi.launcher.launch import Launch
+    from megatron_magi.launcher.session import LauncherState
 
 
 def install() -> None:
@@ -43,18 +43,18 @@ def install() -> None:
 
 
 @functools.cache
-def _install_hooks(options: Options) -> None:
+def _install_hooks(options: LauncherOptions) -> None:
     from megatron_magi.launcher.hook_points import HookError, check, points_of
-    from megatron_magi.launcher.launch import Launch
+    from megatron_magi.launcher.session import LauncherState
 
     try:
         check(MEGATRON_VERSION)
     except HookError as error:
         raise SystemExit(f"megatron_magi: {error}") from error
-    put_in_place(points_of(MEGATRON_VERSION), Launch(options))
+    put_in_place(points_of(MEGATRON_VERSION), LauncherState(options))
 
 
-def put_in_place(points: Iterable[HookPoint], launch: Launch) -> None:
+def put_in_place(points: Iterable[HookPoint], launch: LauncherState) -> None:
     """Replace what the rows name, and note their names in the launch."""
     for point in points:
         owner, name = point.owner()

@@ -16,9 +16,9 @@ from megatron_magi.adapter.model_shape import head_shape, window_layers
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.launcher.documents import MaskRequest, checked_masks, sequence_bounds
 from megatron_magi.launcher.file_samples import FileSamples, open_index
-from megatron_magi.launcher.flags import Options
+from megatron_magi.launcher.flags import LauncherOptions
 from megatron_magi.launcher.job_sizes import ModelSizes, dtype_of
-from megatron_magi.launcher.launch import BY_CU_SEQLENS
+from megatron_magi.launcher.session import BY_CU_SEQLENS
 
 MAX_MICROBATCHES = 4
 FLOPS_OF_A_CELL = 12
@@ -51,7 +51,7 @@ class JobPlans:
     """Visible cells over those of one causal document in each sample, in the layers' mean."""
 
 
-def plan_job(args: Any, options: Options) -> JobPlans:
+def plan_job(args: Any, options: LauncherOptions) -> JobPlans:
     """Plan microbatches like the first ones of a job.
 
     Args:
@@ -139,7 +139,7 @@ def _joined(samples: FileSamples, micro_batch_size: int, count: int) -> Iterator
         yield np.concatenate([[0], *parts]).astype(np.int64)
 
 
-def _mask(options: Options, bounds: Bounds) -> Any:
+def _mask(options: LauncherOptions, bounds: Bounds) -> Any:
     """The mask of --magi-mask without a batch, or "causal"."""
     function = options.mask_function()
     if function is None:

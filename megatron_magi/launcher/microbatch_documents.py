@@ -10,7 +10,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from megatron_magi.adapter.rank_batch import batch_id_of
 from megatron_magi.launcher.documents import missing_documents
-from megatron_magi.launcher.tensor_ranks import TensorRanks
+from megatron_magi.launcher.tp_broadcast import TensorRanks
 
 UNKNOWN = [-1]
 """Sent to the other tensor-parallel ranks for a sample that is not on the host."""

@@ -28,10 +28,10 @@ from megatron_magi.launcher.documents import (
     requested_mask,
     sequence_bounds,
 )
-from megatron_magi.launcher.launch import Launch, hook
 from megatron_magi.launcher.moe_samples import give_samples
 from megatron_magi.launcher.norms import own_norms
 from megatron_magi.launcher.opening import say_startup
+from megatron_magi.launcher.session import LauncherState, hook
 
 NOT_CAUSAL = (MegatronMaskType.no_mask, MegatronMaskType.padding)
 """Mask types of a layer spec that a causal plan does not compute."""
@@ -49,7 +49,9 @@ SPECS = (
 
 
 @hook
-def wrap_model_init(launch: Launch, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def wrap_model_init(
+    launch: LauncherState, original: Any, self: Any, *args: Any, **kwargs: Any
+) -> Any:
     """For `GPTModel.__init__`, `HybridModel.__init__` and `MambaModel.__init__`."""
     if launch.args is None:
         raise RuntimeError(
@@ -74,19 +76,21 @@ def build_with_magi(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     return config
 
 
-def keep_forward(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+def keep_forward(original: Callable[..., Any], launch: LauncherState) -> Callable[..., Any]:
     """`GPTModel.forward` stays; the table checks the arguments that our pre-hook reads."""
     return original
 
 
-def keep_state_exchange(original: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
+def keep_state_exchange(original: Callable[..., Any], launch: LauncherState) -> Callable[..., Any]:
     """Stays until a model has layers with state; the table checks the arguments that the adapter's
     replacement reads."""
     return original
 
 
 @hook
-def wrap_schedule_plan(launch: Launch, original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def wrap_schedule_plan(
+    launch: LauncherState, original: Any, self: Any, *args: Any, **kwargs: Any
+) -> Any:
     """For `GPTModel.build_schedule_plan`, which `--overlap-moe-expert-parallel-comm` calls in place
     of the forward, so that no pre-hook of the model runs."""
     call = inspect.signature(original).bind(self, *args, **kwargs)
@@ -96,7 +100,7 @@ def wrap_schedule_plan(launch: Launch, original: Any, self: Any, *args: Any, **k
     return original(self, **given)
 
 
-def _take_model(launch: Launch, model: Any, config: Any) -> None:
+def _take_model(launch: LauncherState, model: Any, config: Any) -> None:
     prepare_chunk(launch, model)
     # It must run before the checks that prepare_model has registered.
     give_plan = functools.partial(_give_plan, launch)
@@ -104,7 +108,7 @@ def _take_model(launch: Launch, model: Any, config: Any) -> None:
     launch.model_config = launch.model_config or config
 
 
-def prepare_chunk(launch: Launch, model: Any) -> None:
+def prepare_chunk(launch: LauncherState, model: Any) -> None:
     """Prepare one model chunk, without communication: Megatron's build is collective in an order of
     its own (tied embeddings meet across stages while other stages still build)."""
     prepare_model(model, launch.options.config)
@@ -124,7 +128,7 @@ def _require_causal(model: Any) -> None:
 
 
 def _give_plan(
-    launch: Launch, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    launch: LauncherState, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[()], dict[str, Any]]:
     """Forward pre-hook: Megatron's arguments with the plan that the rows were dispatched by."""
     given = forward_arguments(model, args, kwargs)
@@ -135,7 +139,7 @@ def _give_plan(
     return (), given
 
 
-def _plan_of(launch: Launch, model: Any, given: dict[str, Any]) -> MagiPackedSeqParams:
+def _plan_of(launch: LauncherState, model: Any, given: dict[str, Any]) -> MagiPackedSeqParams:
     stages = (("pre_process", "input_ids"), ("post_process", "labels"))
     for _, name in stages:  # a middle stage may get rows too, which it does not read
         packed = carried_plan(given.get(name))
@@ -153,7 +157,7 @@ def _plan_of(launch: Launch, model: Any, given: dict[str, Any]) -> MagiPackedSeq
     return _plan_of_middle_stage(launch, given.get("packed_seq_params"))
 
 
-def _plan_of_selected(launch: Launch, given: dict[str, Any]) -> MagiPackedSeqParams | None:
+def _plan_of_selected(launch: LauncherState, given: dict[str, Any]) -> MagiPackedSeqParams | None:
     """The plan by which the model selected its rows itself; None if the batch hook does it.
 
     One context-parallel rank has nothing to select, so that its model asks for no rows.
@@ -169,7 +173,7 @@ def _plan_of_selected(launch: Launch, given: dict[str, Any]) -> MagiPackedSeqPar
     return packed
 
 
-def plan_stream(launch: Launch, stock: Any, total: int) -> MagiPackedSeqParams:
+def plan_stream(launch: LauncherState, stock: Any, total: int) -> MagiPackedSeqParams:
     """Plan a packed stream whose rows the model selects itself; the plan stays with ``stock``.
 
     Args:
@@ -194,7 +198,7 @@ def plan_stream(launch: Launch, stock: Any, total: int) -> MagiPackedSeqParams:
     return packed
 
 
-def _plan_of_middle_stage(launch: Launch, stock: Any) -> MagiPackedSeqParams:
+def _plan_of_middle_stage(launch: LauncherState, stock: Any) -> MagiPackedSeqParams:
     """The plan of a pipeline stage that reads no rows, made from the boundaries alone."""
     if launch.sequences is None:
         raise RuntimeError(
@@ -204,14 +208,16 @@ def _plan_of_middle_stage(launch: Launch, stock: Any) -> MagiPackedSeqParams:
     return _plan_without_rows(launch, _bounds_of_middle_stage(launch, launch.sequences, stock))
 
 
-def _plan_without_rows(launch: Launch, bounds: list[int]) -> MagiPackedSeqParams:
+def _plan_without_rows(launch: LauncherState, bounds: list[int]) -> MagiPackedSeqParams:
     mask = requested_mask(launch.mask_function(), bounds, None)
     packed = launch.plan(bounds, mask)
     dispatch_batch(None, packed, launch.cp_group())
     return packed
 
 
-def _bounds_of_middle_stage(launch: Launch, sequences: tuple[int, int], stock: Any) -> list[int]:
+def _bounds_of_middle_stage(
+    launch: LauncherState, sequences: tuple[int, int], stock: Any
+) -> list[int]:
     bounds = launch.microbatch.bounds(draws=True) if launch.has_documents() else None
     if bounds is not None:
         return bounds

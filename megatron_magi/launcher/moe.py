@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_magi.launcher.launch import hook
+from megatron_magi.launcher.session import hook
 
 
 @hook

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.core.cuda.tables import upload
-from megatron_magi.launcher.launch import Launch, hook
-from megatron_magi.launcher.refusals import balances_samples
+from megatron_magi.launcher.constraints import balances_samples
+from megatron_magi.launcher.session import LauncherState, hook
 
 
-def give_samples(launch: Launch, model: Any) -> None:
+def give_samples(launch: LauncherState, model: Any) -> None:
     """Let every MoE layer of a model hand its router the samples of its rows, also when the layer
     is computed again."""
     if launch.args.micro_batch_size == 1 or not balances_samples(launch.args):
@@ -35,14 +35,16 @@ def give_samples(launch: Launch, model: Any) -> None:
             layer.register_forward_pre_hook(give, with_kwargs=True)
 
 
-def _give(launch: Launch, router: Any, layer: Any, args: Any, kwargs: dict[str, Any]) -> None:
+def _give(
+    launch: LauncherState, router: Any, layer: Any, args: Any, kwargs: dict[str, Any]
+) -> None:
     packed = next(
         (a for a in (*args, *kwargs.values()) if isinstance(a, MagiPackedSeqParams)), None
     )
     router.magi_samples = None if packed is None else samples_of_rows(launch, packed)
 
 
-def samples_of_rows(launch: Launch, packed: MagiPackedSeqParams) -> tuple[int, Tensor]:
+def samples_of_rows(launch: LauncherState, packed: MagiPackedSeqParams) -> tuple[int, Tensor]:
     """(samples in the microbatch, int64 [rows of this rank]: the sample of every row).
 
     Under sequence parallelism a rank has its share of the context-parallel rank's rows.
@@ -65,7 +67,7 @@ def samples_of_rows(launch: Launch, packed: MagiPackedSeqParams) -> tuple[int, T
 
 @hook
 def wrap_seq_aux_loss(
-    launch: Launch,
+    launch: LauncherState,
     original: Any,
     self: Any,
     probs: Tensor,

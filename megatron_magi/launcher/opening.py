@@ -10,12 +10,12 @@ from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.adapter.pipeline_agreement import open_pipeline_agreement
 from megatron_magi.adapter.plugin import startup_line
 from megatron_magi.core.comm.reduce_group import share_communicator
-from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.samples import require_documents
-from megatron_magi.launcher.tensor_ranks import TensorRanks
+from megatron_magi.launcher.session import LauncherState
+from megatron_magi.launcher.tp_broadcast import TensorRanks
 
 
-def begin(launch: Launch, iterators: Any) -> None:
+def begin(launch: LauncherState, iterators: Any) -> None:
     """Prepare the first schedule of a run; later ones find everything done.
 
     Raises:
@@ -26,7 +26,7 @@ def begin(launch: Launch, iterators: Any) -> None:
         require_documents(launch, iterators)
 
 
-def open_groups(launch: Launch) -> None:
+def open_groups(launch: LauncherState) -> None:
     """Open the comparison of plans and choose the transport; every rank calls it once per run.
 
     It runs before the first schedule, not while the model is built: Megatron's build is collective
@@ -45,7 +45,7 @@ def open_groups(launch: Launch) -> None:
     launch.startup_line = startup_line(launch.model_config, magi, length)
 
 
-def say_startup(launch: Launch) -> None:
+def say_startup(launch: LauncherState) -> None:
     """Print the start-up line on rank 0 with the first microbatch, whose documents it reports."""
     if launch.has_said_startup:
         return

@@ -14,25 +14,27 @@ from collections.abc import Callable
 from typing import Any
 
 from megatron_magi.core.runtime.agreement.comparison import forget_groups, leave_process_running
-from megatron_magi.launcher.launch import Launch, hook
+from megatron_magi.launcher.session import LauncherState, hook
 
 
 @hook
-def wrap_inprocess_restart(launch: Launch, original: Any, train: Any, args: Any) -> Any:
+def wrap_inprocess_restart(launch: LauncherState, original: Any, train: Any, args: Any) -> Any:
     """For `inprocess_restart`, which makes a `pretrain` that can be called again."""
     leave_process_running()
     return original(restartable(launch, train), args)
 
 
 @hook
-def wrap_destroy_global_state(launch: Launch, original: Any, *args: Any, **kwargs: Any) -> Any:
+def wrap_destroy_global_state(
+    launch: LauncherState, original: Any, *args: Any, **kwargs: Any
+) -> Any:
     """For `destroy_global_state`, which every rank calls after its groups were destroyed."""
     launch.forget_groups()
     forget_groups()
     return original(*args, **kwargs)
 
 
-def restartable(launch: Launch, train: Callable[..., Any]) -> Callable[..., Any]:
+def restartable(launch: LauncherState, train: Callable[..., Any]) -> Callable[..., Any]:
     """`pretrain` that finds its arguments, and whose signature asks for the number of the restart.
 
     nvidia_resiliency_ext passes that number to a parameter that is annotated with its class, and
@@ -49,7 +51,7 @@ def restartable(launch: Launch, train: Callable[..., Any]) -> Callable[..., Any]
     return pretrain
 
 
-def set_arguments_again(launch: Launch) -> None:
+def set_arguments_again(launch: LauncherState) -> None:
     """Megatron's global variables, from the arguments of the first run, if a restart took them."""
     if launch.first_args is None:
         return

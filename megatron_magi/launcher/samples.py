@@ -15,13 +15,13 @@ from megatron.core import parallel_state
 from megatron.core.rerun_state_machine import RerunDataIterator
 
 from megatron_magi.launcher.documents import missing_documents
-from megatron_magi.launcher.drawn_ahead import NUM_AHEAD, DrawnAhead
-from megatron_magi.launcher.launch import Launch, hook
+from megatron_magi.launcher.sample_prefetch import NUM_AHEAD, DrawnAhead
+from megatron_magi.launcher.session import LauncherState, hook
 
 
 @hook
 def wrap_dataset_builder(
-    launch: Launch, original: Any, self: Any, *args: Any, **kwargs: Any
+    launch: LauncherState, original: Any, self: Any, *args: Any, **kwargs: Any
 ) -> None:
     """For `BlendedMegatronDatasetBuilder.__init__`: with documents, every pipeline stage has data.
 
@@ -38,7 +38,7 @@ def wrap_dataset_builder(
 
 
 @hook
-def wrap_next_sample(launch: Launch, original: Any, self: Any) -> Any:
+def wrap_next_sample(launch: LauncherState, original: Any, self: Any) -> Any:
     """For `RerunDataIterator.__next__`: notes which sample it is and its documents, and draws
     samples ahead.
 
@@ -52,21 +52,21 @@ def wrap_next_sample(launch: Launch, original: Any, self: Any) -> Any:
     return sample
 
 
-def _note_labels(launch: Launch, sample: Any) -> None:
+def _note_labels(launch: LauncherState, sample: Any) -> None:
     """Keep whether a token of this step counts; a step without any logs no loss."""
     mask = sample.get("loss_mask") if isinstance(sample, dict) else None
     if isinstance(mask, torch.Tensor) and mask.device.type == "cpu":
         launch.stats.has_label = bool(launch.stats.has_label) or bool(mask.any())
 
 
-def _drawn(launch: Launch, original: Any, self: Any) -> Any:
+def _drawn(launch: LauncherState, original: Any, self: Any) -> Any:
     _draw_ahead(launch, self)
     sample = original(self)
     launch.microbatch.see(sample)
     return sample
 
 
-def _draw_ahead(launch: Launch, iterator: Any) -> DrawnAhead:
+def _draw_ahead(launch: LauncherState, iterator: Any) -> DrawnAhead:
     """The iterator below Megatron's, made one that can look ahead."""
     if not isinstance(iterator.iterable, DrawnAhead):
         ahead = launch.plans_ahead()
@@ -76,7 +76,7 @@ def _draw_ahead(launch: Launch, iterator: Any) -> DrawnAhead:
     return found
 
 
-def require_documents(launch: Launch, iterators: Any) -> None:
+def require_documents(launch: LauncherState, iterators: Any) -> None:
     """Check, before the first step, that the first sample brings the cu_seqlens that Megatron's
     arguments promise; all ranks call it, also those that have no samples.
 
@@ -99,7 +99,7 @@ def require_documents(launch: Launch, iterators: Any) -> None:
         raise missing_documents()
 
 
-def peek_samples(launch: Launch, iterators: Any) -> list[Any]:
+def peek_samples(launch: LauncherState, iterators: Any) -> list[Any]:
     """The sample that each iterator of a schedule gives next.
 
     Args:

@@ -14,17 +14,17 @@ from torch import Tensor
 from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.adapter.pipeline_agreement import finish_pipeline_agreement
 from megatron_magi.launcher.balance_agreement import agree_on_dealing
-from megatron_magi.launcher.launch import Launch, hook
 from megatron_magi.launcher.opening import begin
+from megatron_magi.launcher.session import LauncherState, hook
 
 
 @hook
-def wrap_get_schedule(launch: Launch, original: Any, *args: Any, **kwargs: Any) -> Any:
+def wrap_get_schedule(launch: LauncherState, original: Any, *args: Any, **kwargs: Any) -> Any:
     """For `get_forward_backward_func` as `megatron.training.training` sees it."""
     return functools.partial(_run, launch, original(*args, **kwargs))
 
 
-def _run(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) -> Any:
+def _run(launch: LauncherState, schedule: Callable[..., Any], **kwargs: Any) -> Any:
     """A schedule whose validation reports a whole microbatch under `--sft`: Megatron then takes the
     mean of the ranks' own means, and a plan gives ranks very different numbers of counted tokens,
     sometimes none."""
@@ -36,7 +36,7 @@ def _run(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) -> Any:
     return reports
 
 
-def run_schedule(launch: Launch, schedule: Callable[..., Any], **kwargs: Any) -> Any:
+def run_schedule(launch: LauncherState, schedule: Callable[..., Any], **kwargs: Any) -> Any:
     """One schedule over all microbatches, for training or validation.
 
     Pipeline stages exchange the rows of one joined stream, padded as the plan pads it. After the
@@ -97,7 +97,7 @@ def with_counted_loss(forward_step: Callable[..., Any]) -> Callable[..., Any]:
     return checked_forward_step
 
 
-def with_own_sample(launch: Launch, forward_step: Callable[..., Any]) -> Callable[..., Any]:
+def with_own_sample(launch: LauncherState, forward_step: Callable[..., Any]) -> Callable[..., Any]:
     """The forward step, which draws its sample of the iterator that it is given."""
 
     @functools.wraps(forward_step)
@@ -119,7 +119,7 @@ def _counted(loss_function: Callable[..., Any], output: Any, **kwargs: Any) -> A
 
 
 @hook
-def wrap_train_step(launch: Launch, original: Any, *args: Any, **kwargs: Any) -> Any:
+def wrap_train_step(launch: LauncherState, original: Any, *args: Any, **kwargs: Any) -> Any:
     """For `train_step`: adds our figures to its losses, which Megatron logs by name."""
     launch.take_stats()
     losses, *rest = original(*args, **kwargs)
@@ -132,7 +132,7 @@ def wrap_train_step(launch: Launch, original: Any, *args: Any, **kwargs: Any) ->
     return (losses, *rest)
 
 
-def _report_missing_labels(launch: Launch) -> None:
+def _report_missing_labels(launch: LauncherState) -> None:
     """Print one line per replica whose samples had no token that counts: Megatron logs no loss for
     a step without any."""
     if launch.stats.has_label is False and parallel_state.get_context_parallel_rank() == 0:

@@ -9,14 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from megatron_magi.launcher import engine_variables
+from megatron_magi.launcher import nvte_env
 from megatron_magi.launcher.changed_arguments import MASK_FLAG
-from megatron_magi.launcher.launch import Launch, hook
-from megatron_magi.launcher.refusals import refuse_arguments
+from megatron_magi.launcher.constraints import refuse_arguments
+from megatron_magi.launcher.session import LauncherState, hook
 
 
 @hook
-def wrap_validate_args(launch: Launch, original: Any, args: Any, *rest: Any, **kwargs: Any) -> Any:
+def wrap_validate_args(
+    launch: LauncherState, original: Any, args: Any, *rest: Any, **kwargs: Any
+) -> Any:
     """For `validate_args`: our refusals come first, then our settings, then Megatron's checks."""
     options = launch.options
     refuse_arguments(args, options.config, options.mask_name, options.balance_step)
@@ -59,7 +61,7 @@ def change_settings(args: Any) -> list[str]:
             "and no copies that wait for a lost rank"
         )
     said += _let_eager_layers_take_shares(args)
-    forgotten = engine_variables.forget_backends()
+    forgotten = nvte_env.forget_backends()
     if forgotten:
         said.append(f"{', '.join(forgotten)} are unset: attention is ours, not TransformerEngine's")
     return said
@@ -77,7 +79,7 @@ def _let_eager_layers_take_shares(args: Any) -> Iterator[str]:
         yield "--cp-comm-type all_gather is set for Megatron's check: attention does not read it"
 
 
-def take_settings(launch: Launch, args: Any) -> None:
+def take_settings(launch: LauncherState, args: Any) -> None:
     """Let our own settings follow the job's: a deterministic one is about attention too."""
     if getattr(args, "inprocess_restart", False):
         _replace_config(launch, transport="all_to_all")
@@ -85,13 +87,13 @@ def take_settings(launch: Launch, args: Any) -> None:
         _replace_config(launch, deterministic=True)
 
 
-def _replace_config(launch: Launch, **changed: Any) -> None:
+def _replace_config(launch: LauncherState, **changed: Any) -> None:
     config = dataclasses.replace(launch.options.config, **changed)
     launch.options = dataclasses.replace(launch.options, config=config)
 
 
 def _is_deterministic(args: Any) -> bool:
-    return engine_variables.is_deterministic() or getattr(args, "deterministic_mode", False)
+    return nvte_env.is_deterministic() or getattr(args, "deterministic_mode", False)
 
 
 @contextmanager

@@ -30,8 +30,8 @@ from megatron_magi.magi_attention.dist_attn_config import *
 from megatron_magi.magi_attention.fa4 import FA4AttnArg as FA4AttnArg
 from megatron_magi.magi_attention.fa4 import fa4_bwd as fa4_bwd
 from megatron_magi.magi_attention.fa4 import fa4_fwd as fa4_fwd
-from megatron_magi.magi_attention.installed import install
-from megatron_magi.magi_attention.make_key import (
+from megatron_magi.magi_attention.import_hook import install
+from megatron_magi.magi_attention.keys import (
     magi_attn_flex_dispatch,
     magi_attn_flex_key,
     magi_attn_varlen_dispatch,
@@ -43,7 +43,7 @@ from megatron_magi.magi_attention.mask_inference import *
 from megatron_magi.magi_attention.mask_type import AttnMaskType, GeneralAttnMaskType
 from megatron_magi.magi_attention.range import AttnRange, RangeError
 from megatron_magi.magi_attention.ranges import AttnRanges
-from megatron_magi.magi_attention.replaced import replacement
+from megatron_magi.magi_attention.renamed import replacement
 from megatron_magi.magi_attention.runtime_key import (
     DistAttnRuntimeKey,
     clear_cache,

@@ -11,7 +11,7 @@ from megatron_magi.core.kernel.autograd import one_graph_break
 from megatron_magi.core.kernel.sink import check_layout
 from megatron_magi.core.kernel.softmax import Softmax
 from megatron_magi.core.runtime.dist_attn import dist_attn, dist_attn_and_max_logits
-from megatron_magi.magi_attention.replaced import tell_about_environment
+from megatron_magi.magi_attention.renamed import tell_about_environment
 from megatron_magi.magi_attention.runtime_key import DistAttnRuntimeKey, remember
 
 TUNING_ARGUMENTS = (

@@ -13,7 +13,7 @@ from typing import Any
 
 from megatron_magi.checks import flag, instance, optional_integer
 from megatron_magi.config import MagiConfig
-from megatron_magi.magi_attention.replaced import asks_for_queries
+from megatron_magi.magi_attention.renamed import asks_for_queries
 
 __all__ = [
     "AttnOverlapMode", "BSDispatchAlg", "BTPDispatchAlg", "BatchToppHeapDispatchAlg",

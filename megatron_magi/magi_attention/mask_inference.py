@@ -30,7 +30,7 @@ from megatron_magi.magi_attention.mask_type import (
 )
 from megatron_magi.magi_attention.range import AttnRange
 from megatron_magi.magi_attention.ranges import AttnRanges, check_ranges
-from megatron_magi.magi_attention.replaced import tell_about_environment
+from megatron_magi.magi_attention.renamed import tell_about_environment
 
 __all__ = [
     "apply_padding", "compute_pad_size", "infer_attn_mask_from_cu_seqlens",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from megatron_magi.launcher import refusals
+from megatron_magi.launcher import constraints
 
 
 def reasons(args: Any) -> dict[str, str]:
@@ -22,7 +22,7 @@ def reasons(args: Any) -> dict[str, str]:
         args: As Megatron's parser returns it, before `validate_args`, where the launcher checks it.
             The job is another machine's, so rules about this one do not count.
     """
-    return {key_of(line): line for line in refusals.refusals(args, here=False)}
+    return {key_of(line): line for line in constraints.refusals(args, here=False)}
 
 
 def key_of(line: str) -> str:

@@ -20,9 +20,9 @@ from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_pa
 from megatron_magi.adapter.rank_batch import Batch, dispatch_batch
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import AttnMask, builders
-from megatron_magi.launcher.flags import Options
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.flags import LauncherOptions
 from megatron_magi.launcher.model_hooks import _give_plan
+from megatron_magi.launcher.session import LauncherState
 
 LENGTH = 8
 
@@ -184,7 +184,7 @@ def test_forwards_without_our_plan_are_let_alone() -> None:
 
 def launched(chunk: Chunk, **given: Tensor | None) -> dict[str, Any]:
     """The forward as the launcher hooks it: its pre-hook gives the plan."""
-    launch = Launch(Options(MagiConfig()))
+    launch = LauncherState(LauncherOptions(MagiConfig()))
     usual = {"input_ids": None, "position_ids": None, "attention_mask": torch.ones(1)}
     _, kwargs = _give_plan(launch, chunk, (), {**usual, **given})
     check_rows(chunk, (), kwargs)

@@ -16,7 +16,7 @@ from megatron_magi.bridge.launch import BridgeLaunch
 from megatron_magi.bridge.vision import pack_multiple, pad_packs
 from megatron_magi.config import MagiConfig
 from megatron_magi.launcher.documents import bounds_of_sample
-from megatron_magi.launcher.flags import Options
+from megatron_magi.launcher.flags import LauncherOptions
 
 
 def row(*bounds: int) -> torch.Tensor:
@@ -67,7 +67,7 @@ class Views:
 
 def test_no_sample_of_the_next_step_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a step draws of its own views is lost with them."""
-    launch = BridgeLaunch(Options(MagiConfig()))
+    launch = BridgeLaunch(LauncherOptions(MagiConfig()))
     launch.args = SimpleNamespace(reset_attention_mask=True)
     monkeypatch.setattr(launch, "eod", lambda: 0)
     monkeypatch.setattr(schedule, "run_schedule", lambda launch, step, **given: step(**given))
@@ -99,7 +99,7 @@ def test_packs_of_qwen3_vl_are_padded_to_what_no_plan_pads() -> None:
 
 
 def test_boundaries_are_promised_by_the_names_of_bridge() -> None:
-    launch = BridgeLaunch(Options(MagiConfig()))
+    launch = BridgeLaunch(LauncherOptions(MagiConfig()))
     assert launch.lacks_documents({"tokens": None})
     assert not launch.lacks_documents({"input_ids": None, "cu_seqlens_q": row(0, 5, 16)})
     assert not launch.lacks_documents(None)

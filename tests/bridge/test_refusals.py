@@ -11,7 +11,7 @@ import pytest
 from megatron_magi import MagiConfig
 from megatron_magi.bridge.arguments import arguments_of, in_words_of_bridge
 from megatron_magi.bridge.refusals import refuse_config
-from megatron_magi.launcher.flags import Options
+from megatron_magi.launcher.flags import LauncherOptions
 
 
 class Provider(SimpleNamespace):
@@ -76,10 +76,10 @@ def _engine_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-DEFAULT = Options(MagiConfig())
+DEFAULT = LauncherOptions(MagiConfig())
 
 
-def lines(settings: SimpleNamespace, options: Options = DEFAULT) -> list[str]:
+def lines(settings: SimpleNamespace, options: LauncherOptions = DEFAULT) -> list[str]:
     with pytest.raises(SystemExit) as refused:
         refuse_config(settings, options)
     return str(refused.value.code).splitlines()
@@ -156,7 +156,7 @@ def test_flags_are_named_as_fields() -> None:
 
 
 def test_refusals_of_our_own_settings_are_in_words_of_bridge() -> None:
-    (line,) = lines(config(), Options(MagiConfig(chunk_size=192)))
+    (line,) = lines(config(), LauncherOptions(MagiConfig(chunk_size=192)))
     assert line.endswith("use at most 191, or None (chunk_size)") and "--" not in line
     packed = {"dataset__enable_offline_packing": True, "dataset__reset_position_ids": True}
     (line,) = lines(config(**packed))

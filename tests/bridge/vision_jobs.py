@@ -28,7 +28,7 @@ from megatron_magi.adapter import MEGATRON_VERSION, init, layer_spec  # noqa: E4
 from megatron_magi.bridge.hook_points import bridge_points  # noqa: E402
 from megatron_magi.bridge.launch import BridgeLaunch  # noqa: E402
 from megatron_magi.config import CostTable, MagiConfig  # noqa: E402
-from megatron_magi.launcher.flags import Options  # noqa: E402
+from megatron_magi.launcher.flags import LauncherOptions  # noqa: E402
 from megatron_magi.launcher.install import put_in_place  # noqa: E402
 
 HOOKS = ("gpt", "vision-rows", "vision-model", "vision-positions")
@@ -89,7 +89,7 @@ def run(
 def put_hooks_in_place(chunk_size: int | None) -> BridgeLaunch:
     magi = MagiConfig(chunk_size=chunk_size, costs=CostTable(tile_q=8, tile_k=8))
     args = SimpleNamespace(micro_batch_size=1, reset_attention_mask=False, sft=True)
-    launch = BridgeLaunch(Options(magi), args=args)
+    launch = BridgeLaunch(LauncherOptions(magi), args=args)
     points = {point.name: point for point in bridge_points(MEGATRON_VERSION)}
     put_in_place([points[name] for name in HOOKS], launch)
     return launch

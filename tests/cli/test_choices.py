@@ -6,7 +6,7 @@ import pytest
 
 from megatron_magi import requirements
 from megatron_magi.cli import doctor
-from megatron_magi.cli.machine_check import Check
+from megatron_magi.cli.check_result import Check
 
 LIBRARY = Check("CUDA library", "ok", "built, lib.so")
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from megatron_magi.cli import doctor
-from megatron_magi.cli.machine_check import Check
+from megatron_magi.cli.check_result import Check
 from tests.cli.command import Capture, run
 
 

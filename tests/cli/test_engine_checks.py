@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from megatron_magi.cli import engine_checks
-from megatron_magi.cli.machine_check import Check
+from megatron_magi.cli.check_result import Check
 
 
 def found_packages(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> list[Check]:

@@ -10,7 +10,7 @@ import pytest
 
 from megatron_magi import build
 from megatron_magi.cli import system_checks
-from megatron_magi.cli.machine_check import Check
+from megatron_magi.cli.check_result import Check
 from megatron_magi.requirements import MissingRequirement
 
 

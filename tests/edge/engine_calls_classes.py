@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import megatron_magi as magi
-from megatron_magi.core.plan.kept import Kept
+from megatron_magi.core.plan.derived_cache import DerivedCache
 from tests.edge import kinds as kind
 from tests.edge.call import Call
 from tests.edge.engine_arguments import MASK, PLAN, Q
@@ -102,7 +102,7 @@ CLASSES = [
             "chunk_size": 4,
             "cp_size": 2,
             "chunk_ranks": [0, 1, 1, 0],
-            "_kept": Kept(),
+            "_kept": DerivedCache(),
         },
         {
             "_kept": kind.KEPT,

@@ -11,8 +11,8 @@ import torch
 
 import megatron_magi
 from megatron_magi.adapter import cpu
+from megatron_magi.adapter.monkeypatch import replace_everywhere
 from megatron_magi.adapter.pipeline_agreement import open_pipeline_agreement
-from megatron_magi.adapter.replace import replace_everywhere
 from megatron_magi.launcher import documents, hook_points, model_hooks, schedule, step_balance
 
 

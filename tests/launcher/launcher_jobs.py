@@ -193,12 +193,14 @@ def scheduled_batch(sample: dict[str, list[int]]) -> dict[str, Any]:
     from megatron_magi import MagiConfig, position_ids
     from megatron_magi.adapter.carried_plan import carried_plan
     from megatron_magi.launcher.batch import replace_scheduled_batch
-    from megatron_magi.launcher.flags import Options
-    from megatron_magi.launcher.launch import Launch
+    from megatron_magi.launcher.flags import LauncherOptions
+    from megatron_magi.launcher.session import LauncherState
 
     world = torch.distributed.get_world_size()
     parallel_state.initialize_model_parallel(context_parallel_size=world)
-    launch = Launch(Options(MagiConfig()), args=SimpleNamespace(reset_attention_mask=False))
+    launch = LauncherState(
+        LauncherOptions(MagiConfig()), args=SimpleNamespace(reset_attention_mask=False)
+    )
     launch.sequences = (1, len(sample["tokens"]))
     launch.model_config = TransformerConfig(
         num_layers=1, hidden_size=64, num_attention_heads=4, context_parallel_size=world

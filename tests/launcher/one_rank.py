@@ -9,18 +9,18 @@ import pytest
 
 import megatron_magi.adapter  # noqa: F401  prepares megatron before it is imported
 from megatron_magi.config import MagiConfig
-from megatron_magi.launcher.flags import Options
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.flags import LauncherOptions
+from megatron_magi.launcher.session import LauncherState
 
 
-def launch_of(length: int, count: int = 1, mask: str | None = None, **args: Any) -> Launch:
+def launch_of(length: int, count: int = 1, mask: str | None = None, **args: Any) -> LauncherState:
     """Inside a schedule of microbatches with `count` sequences of `length` tokens."""
     from megatron.core.transformer import TransformerConfig
 
     config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2)
     given = SimpleNamespace(**{"reset_attention_mask": False, **args})
-    options = Options(MagiConfig(), mask)
-    return Launch(options, args=given, model_config=config, sequences=(count, length))
+    options = LauncherOptions(MagiConfig(), mask)
+    return LauncherState(options, args=given, model_config=config, sequences=(count, length))
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from megatron_magi.launcher.batch import (
     wrap_sft_dataset,
 )
 from megatron_magi.launcher.documents import MaskRequest
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.session import LauncherState
 from tests.launcher.one_rank import launch_of
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -172,7 +172,7 @@ def test_conversations_are_not_padded_for_ranks(by_name: bool) -> None:
     assert config.context_parallel_size == 4, "other datasets share the config"
 
 
-def scheduled(launch: Launch, stream: dict[str, Tensor | None], padding: list[int]) -> Any:
+def scheduled(launch: LauncherState, stream: dict[str, Tensor | None], padding: list[int]) -> Any:
     """Through the hook of 0.20, whose own function gets a group of one rank."""
 
     def original(iterator: Any, *, vpp_size: int, pg_collection: Any) -> Any:

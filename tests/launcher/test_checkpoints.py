@@ -13,10 +13,10 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron_magi.adapter.adam_state import choose_update
 from megatron_magi.config import MagiConfig
 from megatron_magi.launcher.checkpoints import wrap_load_checkpoint, wrap_save_checkpoint
-from megatron_magi.launcher.flags import Options
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.flags import LauncherOptions
+from megatron_magi.launcher.session import LauncherState
 
-LAUNCH = Launch(Options(MagiConfig()))
+LAUNCH = LauncherState(LauncherOptions(MagiConfig()))
 
 
 def optimizer_of(fused: bool) -> Any:
@@ -85,6 +85,6 @@ def test_a_synchronous_save_reports_through_a_queue_in_this_process(
         assert type(filesystem_async._results_queue) is wanted
         return iteration, model, args, kwargs
 
-    launch = Launch(Options(MagiConfig()), args=SimpleNamespace(async_save=is_async))
+    launch = LauncherState(LauncherOptions(MagiConfig()), args=SimpleNamespace(async_save=is_async))
     save = wrap_save_checkpoint(save_checkpoint, launch)
     assert save(5, "model", "more", flops=1) == (5, "model", ("more",), {"flops": 1})

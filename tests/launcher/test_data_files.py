@@ -11,8 +11,8 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatase
 
 from megatron_magi.config import MagiConfig
 from megatron_magi.launcher.data_files import wrap_open_data_file
-from megatron_magi.launcher.flags import Options
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.flags import LauncherOptions
+from megatron_magi.launcher.session import LauncherState
 
 
 @pytest.fixture
@@ -26,7 +26,9 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> type[IndexedDataset]:
-    wrapped: Any = wrap_open_data_file(IndexedDataset.__init__, Launch(Options(MagiConfig())))
+    wrapped: Any = wrap_open_data_file(
+        IndexedDataset.__init__, LauncherState(LauncherOptions(MagiConfig()))
+    )
     monkeypatch.setattr(IndexedDataset, "__init__", wrapped)
     return IndexedDataset
 

@@ -12,7 +12,7 @@ from megatron_magi.config import CostTable, MagiConfig
 from megatron_magi.launcher.flags import (
     CONFIG_FLAGS,
     COST_FLAGS,
-    Options,
+    LauncherOptions,
     flag_parser,
     take_flags,
 )
@@ -50,25 +50,27 @@ def test_a_flag_sets_its_field_alone(name: str) -> None:
     words, value = GIVEN[name]
     assert magi_config(**{name: value}) != MagiConfig()
     options, rest = take_flags([*OF_MEGATRON, *words, *SWITCH])
-    assert options == Options(magi_config(**{name: value}))
+    assert options == LauncherOptions(magi_config(**{name: value}))
     assert rest == OF_MEGATRON
 
 
 def test_all_flags_together() -> None:
     words = [word for flag, _ in GIVEN.values() for word in flag]
     options, rest = take_flags([*words[:6], *OF_MEGATRON, *SWITCH, *words[6:]])
-    assert options == Options(magi_config(**{name: value for name, (_, value) in GIVEN.items()}))
+    assert options == LauncherOptions(
+        magi_config(**{name: value for name, (_, value) in GIVEN.items()})
+    )
     assert rest == OF_MEGATRON
 
 
 def test_steps_are_balanced_by_a_flag_of_the_launcher() -> None:
     options, rest = take_flags([*SWITCH, "--magi-balance-step", *OF_MEGATRON])
-    assert options == Options(MagiConfig(), balance_step=True) and rest == OF_MEGATRON
+    assert options == LauncherOptions(MagiConfig(), balance_step=True) and rest == OF_MEGATRON
 
 
 def test_without_flags_the_config_is_the_default() -> None:
-    assert take_flags(SWITCH) == (Options(MagiConfig()), [])
-    assert take_flags(["--attention-backend=magi"]) == (Options(MagiConfig()), [])
+    assert take_flags(SWITCH) == (LauncherOptions(MagiConfig()), [])
+    assert take_flags(["--attention-backend=magi"]) == (LauncherOptions(MagiConfig()), [])
 
 
 @pytest.mark.parametrize("backend", ["flash", "fused", "unfused", "local", "auto"])
@@ -84,7 +86,7 @@ def test_a_backend_behind_ours_switches_it_off(switch: list[str]) -> None:
     options, rest = take_flags([*switch, *OF_MEGATRON, "--attention-backend", "auto"])
     assert options is None and rest == [*OF_MEGATRON, "--attention-backend", "auto"]
     options, rest = take_flags(["--attention-backend", "auto", *OF_MEGATRON, *switch])
-    assert options == Options(MagiConfig()) and rest == OF_MEGATRON
+    assert options == LauncherOptions(MagiConfig()) and rest == OF_MEGATRON
 
 
 def test_without_a_backend_nothing_is_touched() -> None:
@@ -216,4 +218,4 @@ def test_a_mask_function_is_found_by_its_name(
     assert options is not None and rest == []
     assert options.mask_name == "some_masks:prefix"
     assert options.mask_function() is sys.modules["some_masks"].prefix
-    assert Options(MagiConfig()).mask_function() is None
+    assert LauncherOptions(MagiConfig()).mask_function() is None

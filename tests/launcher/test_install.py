@@ -11,9 +11,9 @@ import pytest
 
 from megatron_magi.config import MagiConfig
 from megatron_magi.launcher import hook_points, install
-from megatron_magi.launcher.flags import Options
+from megatron_magi.launcher.flags import LauncherOptions
 from megatron_magi.launcher.hook_points import HookError, HookPoint
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.session import LauncherState
 
 SWITCH = ["--attention-backend", "magi"]
 module = sys.modules["megatron_magi.launcher.install"]
@@ -32,15 +32,15 @@ class Place(SimpleNamespace):
     """Two modules of a Megatron, what ran, and the launches that hooks were made for."""
 
     ran: list[str]
-    launches: list[Launch]
+    launches: list[LauncherState]
     megatron: ModuleType
     importer: ModuleType
 
-    def wrap(self, function: Any, launch: Launch) -> Any:
+    def wrap(self, function: Any, launch: LauncherState) -> Any:
         self.launches.append(launch)
         return lambda *given: function(*given) + 100
 
-    def keep(self, function: Any, launch: Launch) -> Any:
+    def keep(self, function: Any, launch: LauncherState) -> Any:
         self.launches.append(launch)
         return function
 
@@ -104,7 +104,7 @@ def test_with_the_switch_every_point_is_hooked(
     assert place.importer.here(1) == 1, "this one is replaced in its own module alone"
     assert place.importer.kept is place.megatron.kept
     (launch,) = {id(launch): launch for launch in place.launches}.values()
-    assert launch.options == Options(MagiConfig(chunk_size=64)) and len(place.launches) == 4
+    assert launch.options == LauncherOptions(MagiConfig(chunk_size=64)) and len(place.launches) == 4
     assert launch.installed == ["one", "two", "four"], "what stays as it is is no hook"
 
 

@@ -15,12 +15,12 @@ from megatron_magi.adapter.packed import make_packed_seq_params
 from megatron_magi.config import MagiConfig
 from megatron_magi.launcher import job_plans
 from megatron_magi.launcher.documents import MaskRequest
-from megatron_magi.launcher.flags import Options
+from megatron_magi.launcher.flags import LauncherOptions
 from megatron_magi.launcher.job_plans import UnknownMask, plan_job
 from megatron_magi.launcher.job_sizes import ModelSizes
 from tests.launcher.few_arguments import arguments
 
-OPTIONS = Options(MagiConfig())
+OPTIONS = LauncherOptions(MagiConfig())
 
 
 def job(**given: Any) -> Any:
@@ -99,11 +99,11 @@ def test_what_is_not_known_before_the_run_is_said(corpus: str) -> None:
     with pytest.raises(UnknownMask, match="must hold a sample of 9,999 tokens, got 1,800"):
         plan_job(job(reset_attention_mask=True, data_path=[corpus], seq_length=9999), OPTIONS)
     with pytest.raises(UnknownMask, match=r"no mask without a batch \(AssertionError: rows"):
-        plan_job(job(), Options(MagiConfig(), f"{__name__}:by_rows"))
+        plan_job(job(), LauncherOptions(MagiConfig(), f"{__name__}:by_rows"))
 
 
 def test_a_function_makes_the_mask() -> None:
-    found = plan_job(job(), Options(MagiConfig(), f"{__name__}:windows_of"))
+    found = plan_job(job(), LauncherOptions(MagiConfig(), f"{__name__}:windows_of"))
     assert found.plans[0].mask.area() == 45 + 9 * 87
 
 

@@ -19,7 +19,7 @@ needs_training = pytest.mark.skipif(not HAS_TRAINING, reason="the 0.19 wheel has
 ROOT = Path(__file__).parents[2]
 KNOWN_TO_0_17 = {"--use-legacy-models", "--no-scatter-gather-tensors-in-pipeline"}
 PRINT_FLAGS = """
-from megatron_magi.launcher.job import prepare_megatron
+from megatron_magi.launcher.preflight import prepare_megatron
 from megatron_magi.launcher.megatron_flags import megatron_parser
 prepare_megatron()
 print(*megatron_parser()._option_string_actions)

@@ -19,7 +19,7 @@ from megatron_magi import recipe
 from megatron_magi.launcher.cpu import install_cpu_training, skip_compilation_of_wheels
 skip_compilation_of_wheels()
 install_cpu_training()
-from megatron_magi.launcher.job import megatron_parser
+from megatron_magi.launcher.preflight import megatron_parser
 
 GIVEN = {"REPEAT": "1", "TOKENIZER_TYPE": "NullTokenizer"}
 

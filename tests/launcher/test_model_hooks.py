@@ -13,8 +13,8 @@ from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.config import MagiConfig
 from megatron_magi.launcher import model_hooks
-from megatron_magi.launcher.flags import Options
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.flags import LauncherOptions
+from megatron_magi.launcher.session import LauncherState
 
 
 def attention(mask_type: MegatronMaskType) -> torch.nn.Module:
@@ -39,11 +39,11 @@ def test_other_specs_need_a_mask_by_name(mask_type: MegatronMaskType) -> None:
 def test_a_model_before_its_arguments_is_refused() -> None:
     def build(self: Any, config: Any) -> None: ...
 
-    wrapped = model_hooks.wrap_model_init(build, Launch(Options(MagiConfig())))
+    wrapped = model_hooks.wrap_model_init(build, LauncherState(LauncherOptions(MagiConfig())))
     with pytest.raises(RuntimeError, match="requires arguments that Megatron's validate_args"):
         wrapped(SimpleNamespace(), None)
 
 
 def test_a_forward_outside_a_schedule_is_refused() -> None:
     with pytest.raises(RuntimeError, match="must run inside a schedule"):
-        model_hooks._plan_of_middle_stage(Launch(Options(MagiConfig())), None)
+        model_hooks._plan_of_middle_stage(LauncherState(LauncherOptions(MagiConfig())), None)

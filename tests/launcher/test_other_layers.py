@@ -182,7 +182,7 @@ def test_absent_transformer_engine_is_named(local: dict[str, Any]) -> None:
     ],
 )
 def test_layers_that_do_not_work_end_in_one_line(given: dict[str, Any], text: str) -> None:
-    from megatron_magi.launcher.refusals import refuse_arguments
+    from megatron_magi.launcher.constraints import refuse_arguments
     from tests.launcher.few_arguments import arguments
 
     refuse_arguments(arguments(hybrid_layer_pattern="*-|*E"))

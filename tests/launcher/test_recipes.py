@@ -15,8 +15,8 @@ import pytest
 
 import megatron_magi.adapter
 from megatron_magi import recipe
-from megatron_magi.launcher.job import Job, read_job
-from megatron_magi.launcher.refusals import refusals
+from megatron_magi.launcher.constraints import refusals
+from megatron_magi.launcher.preflight import Job, read_job
 
 pytestmark = pytest.mark.skipif(
     megatron_magi.adapter.MEGATRON_VERSION[:2] != (0, 19),

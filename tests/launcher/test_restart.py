@@ -20,15 +20,15 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm import process_group, reduce_group
 from megatron_magi.core.runtime.agreement import comparison
 from megatron_magi.launcher import opening
-from megatron_magi.launcher.flags import Options
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.constraints import refusals
+from megatron_magi.launcher.flags import LauncherOptions
 from megatron_magi.launcher.opening import open_groups
-from megatron_magi.launcher.refusals import refusals
 from megatron_magi.launcher.restart import (
     restartable,
     set_arguments_again,
     wrap_inprocess_restart,
 )
+from megatron_magi.launcher.session import LauncherState
 from megatron_magi.launcher.settings import change_settings, take_settings
 from tests.launcher.few_arguments import arguments
 from tests.launcher.layouts import BY_EOD, CP2, JOBS, MAGI, SMALL_SCRIPT, TP2_SP, job, values
@@ -123,7 +123,7 @@ def test_the_signature_asks_for_the_restart(monkeypatch: pytest.MonkeyPatch) -> 
     def pretrain(config: int, store: Any = None, inprocess_call_wrapper: Any = None) -> Any:
         return config, store, inprocess_call_wrapper
 
-    made = restartable(Launch(Options(MagiConfig())), pretrain)
+    made = restartable(LauncherState(LauncherOptions(MagiConfig())), pretrain)
     parameters = inspect.signature(made).parameters
     assert list(parameters) == ["config", "store", "inprocess_call_wrapper"]
     assert parameters["inprocess_call_wrapper"].annotation is CallWrapper
@@ -136,19 +136,19 @@ def test_without_nvidia_resiliency_ext_the_signature_stays(monkeypatch: pytest.M
     def pretrain(config: int, inprocess_call_wrapper: Any = None) -> Any:
         return config, inprocess_call_wrapper
 
-    made = restartable(Launch(Options(MagiConfig())), pretrain)
+    made = restartable(LauncherState(LauncherOptions(MagiConfig())), pretrain)
     assert inspect.signature(made) == inspect.signature(pretrain)
 
 
 def test_rows_move_by_what_a_restart_can_abort() -> None:
-    launch = Launch(Options(MagiConfig()))
+    launch = LauncherState(LauncherOptions(MagiConfig()))
     args = arguments(inprocess_restart=True, calculate_per_token_loss=True)
     take_settings(launch, args)
     assert launch.options.config.transport == "all_to_all"
     args.create_attention_mask_in_dataloader = False
     (line,) = change_settings(args)
     assert line.startswith("--magi-transport all_to_all is set: an in-process restart ends")
-    other = Launch(Options(MagiConfig()))
+    other = LauncherState(LauncherOptions(MagiConfig()))
     take_settings(other, arguments())
     assert other.options.config.transport == "auto"
 
@@ -166,7 +166,7 @@ def test_copies_that_cannot_be_aborted_are_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_groups_of_a_run_that_has_ended_are_dropped() -> None:
-    launch = Launch(Options(MagiConfig()), model_config="config", sequences=(1, 2))
+    launch = LauncherState(LauncherOptions(MagiConfig()), model_config="config", sequences=(1, 2))
     launch.microbatch.ranks = SimpleNamespace()  # type: ignore[assignment]
     launch._recent[((0, 1), None)] = SimpleNamespace()  # type: ignore[assignment]
     launch.forget_groups()
@@ -183,11 +183,11 @@ def test_reduces_use_the_communicator_that_a_restart_aborts(
 ) -> None:
     group, opened = Group(), WeakKeyDictionary[Any, Any]()
     monkeypatch.setattr(reduce_group, "_opened", opened)
-    monkeypatch.setattr(Launch, "cp_group", lambda self: group)
-    monkeypatch.setattr(Launch, "tensor_parallel_group", lambda self: None)
+    monkeypatch.setattr(LauncherState, "cp_group", lambda self: group)
+    monkeypatch.setattr(LauncherState, "tensor_parallel_group", lambda self: None)
     monkeypatch.setattr(opening, "startup_line", lambda *args: "")
     for given in ({}, {"inprocess_restart": True}):
-        open_groups(Launch(Options(MagiConfig()), args=arguments(**given)))
+        open_groups(LauncherState(LauncherOptions(MagiConfig()), args=arguments(**given)))
         assert (group in opened) == bool(given)
     assert opened[group] == {"cpu": None, "cuda": None}
 
@@ -207,7 +207,9 @@ def test_tables_of_groups_are_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_watcher_leaves_the_process_to_the_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """From where Megatron wraps `pretrain` on."""
     monkeypatch.setattr(comparison._watcher, "ends_process", True)
-    wrap = wrap_inprocess_restart(lambda train, args: train, Launch(Options(MagiConfig())))
+    wrap = wrap_inprocess_restart(
+        lambda train, args: train, LauncherState(LauncherOptions(MagiConfig()))
+    )
     assert wrap(lambda inprocess_call_wrapper=None: "trained", "args")() == "trained"
     monkeypatch.setattr("os._exit", lambda status: pytest.fail("the process was ended"))
     comparison._watcher._report("ranks differ")
@@ -219,7 +221,7 @@ def test_every_restart_begins_with_the_first_arguments(monkeypatch: pytest.Monke
     from megatron.training import arguments as parser
     from megatron.training import global_vars
 
-    launch = Launch(Options(MagiConfig()))
+    launch = LauncherState(LauncherOptions(MagiConfig()))
     launch.first_args = SimpleNamespace(rank=0, changed=[1])
     monkeypatch.setattr(global_vars, "_GLOBAL_ARGS", None)
     monkeypatch.setattr(parser, "parse_args", lambda **_: SimpleNamespace(rank=3))

@@ -12,20 +12,20 @@ import pytest
 import torch
 
 from megatron_magi.adapter.carried_plan import carried_plan
-from megatron_magi.launcher import launch as launch_module
 from megatron_magi.launcher import samples as samples_module
+from megatron_magi.launcher import session as launch_module
 from megatron_magi.launcher.batch import dispatch_dict
-from megatron_magi.launcher.drawn_ahead import NUM_AHEAD, DrawnAhead
-from megatron_magi.launcher.launch import Launch
 from megatron_magi.launcher.microbatch_documents import UNKNOWN
 from megatron_magi.launcher.model_hooks import _plan_of_middle_stage
-from megatron_magi.launcher.plans_ahead import NUM_WAITING, PlansAhead
+from megatron_magi.launcher.plan_prefetch import NUM_WAITING, PlansAhead
+from megatron_magi.launcher.sample_prefetch import NUM_AHEAD, DrawnAhead
 from megatron_magi.launcher.samples import (
     require_documents,
     wrap_dataset_builder,
     wrap_next_sample,
 )
 from megatron_magi.launcher.schedule import wrap_train_step
+from megatron_magi.launcher.session import LauncherState
 from tests.launcher.one_rank import launch_of
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -59,16 +59,16 @@ class Replayed:
 
 
 @pytest.fixture
-def launch() -> Launch:
+def launch() -> LauncherState:
     return launch_of(LENGTH, dataloader_inter_document_masking=True)
 
 
-def hooked(launch: Launch) -> Any:
+def hooked(launch: LauncherState) -> Any:
     """An iterator class with our hook in it."""
     return type("Hooked", (Replayed,), {"__next__": wrap_next_sample(Replayed.__next__, launch)})
 
 
-def forward(launch: Launch, iterator: Any) -> list[int]:
+def forward(launch: LauncherState, iterator: Any) -> list[int]:
     """One forward step of a stage that reads rows; the boundaries of its plan."""
     launch.microbatch.begin(iterator)
     batch = next(iterator)
@@ -127,7 +127,7 @@ def test_a_sample_that_cannot_be_read_is_an_error_in_its_place() -> None:
     assert next(drawn) == 3
 
 
-def test_plans_are_ready_when_their_microbatch_comes(launch: Launch) -> None:
+def test_plans_are_ready_when_their_microbatch_comes(launch: LauncherState) -> None:
     iterator = hooked(launch)(iter(stream(6)))
     for i in range(6):
         assert forward(launch, iterator) == [0, i + 1, LENGTH]
@@ -136,7 +136,9 @@ def test_plans_are_ready_when_their_microbatch_comes(launch: Launch) -> None:
         forward(launch, iterator)
 
 
-def test_plans_are_made_in_another_thread(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_are_made_in_another_thread(
+    launch: LauncherState, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads = []
     make = launch_module.make_packed_seq_params
 
@@ -152,7 +154,7 @@ def test_plans_are_made_in_another_thread(launch: Launch, monkeypatch: pytest.Mo
     assert len(set(threads)) == 1
 
 
-def test_validation_between_training_steps(launch: Launch) -> None:
+def test_validation_between_training_steps(launch: LauncherState) -> None:
     training, validation = (hooked(launch)(iter(stream(8))) for _ in range(2))
     order = [training] * 3 + [validation] * 2 + [training] * 2 + [validation]
     places = [0, 1, 2, 0, 1, 3, 4, 2]
@@ -161,7 +163,7 @@ def test_validation_between_training_steps(launch: Launch) -> None:
     assert launch.stats.num_made_here == 0
 
 
-def test_a_replayed_step_has_its_plans_again(launch: Launch) -> None:
+def test_a_replayed_step_has_its_plans_again(launch: LauncherState) -> None:
     iterator = hooked(launch)(iter(stream(6)))
     first = [forward(launch, iterator) for _ in range(3)]
     iterator.place = 0
@@ -171,7 +173,7 @@ def test_a_replayed_step_has_its_plans_again(launch: Launch) -> None:
     assert launch.stats.num_made_here == 0
 
 
-def test_virtual_stages_have_iterators_of_their_own(launch: Launch) -> None:
+def test_virtual_stages_have_iterators_of_their_own(launch: LauncherState) -> None:
     first, second = (hooked(launch)(iter(stream(4))) for _ in range(2))
     for chunk in (first, first, second, second, first, second):
         forward(launch, chunk)
@@ -179,7 +181,7 @@ def test_virtual_stages_have_iterators_of_their_own(launch: Launch) -> None:
 
 
 def test_an_error_of_planning_comes_at_its_microbatch(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch
+    launch: LauncherState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make = launch_module.make_packed_seq_params
 
@@ -197,7 +199,7 @@ def test_an_error_of_planning_comes_at_its_microbatch(
     assert forward(launch, iterator) == [0, 4, LENGTH]
 
 
-def test_a_middle_stage_has_the_boundaries_of_its_sample(launch: Launch) -> None:
+def test_a_middle_stage_has_the_boundaries_of_its_sample(launch: LauncherState) -> None:
     """It draws the sample itself where Megatron does not, as with --reset-attention-mask."""
     iterator = hooked(launch)(iter(stream(4)))
     for i, stock in enumerate((None, "Megatron has drawn it")):
@@ -240,7 +242,7 @@ def test_without_documents_nothing_is_drawn_ahead() -> None:
     assert len(list(samples)) == 2 and launch.microbatch.bounds() is None
 
 
-def test_samples_that_are_skipped_are_not_planned(launch: Launch) -> None:
+def test_samples_that_are_skipped_are_not_planned(launch: LauncherState) -> None:
     iterator = hooked(launch)(samples := iter(stream(3)))
     launch.sequences = None
     next(iterator)
@@ -275,7 +277,7 @@ def test_every_stage_with_documents_has_a_data_set(
 
 @pytest.mark.parametrize(("mask", "lines"), [([0, 0], 1), ([0, 1], 0)])
 def test_a_step_without_a_label_is_a_line(
-    launch: Launch, mask: list[int], lines: int, capsys: pytest.CaptureFixture[str]
+    launch: LauncherState, mask: list[int], lines: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     samples = [{**sample(0, LENGTH), "loss_mask": torch.tensor([[float(x)]])} for x in mask]
     iterator = hooked(launch)(iter(samples))
@@ -296,7 +298,7 @@ class Rerun(Replayed):
 
 @pytest.mark.parametrize("several", [False, True])
 def test_promised_documents_are_required_before_the_first_step(
-    launch: Launch, several: bool, monkeypatch: pytest.MonkeyPatch
+    launch: LauncherState, several: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samples_module, "RerunDataIterator", Rerun)
     whole, without = sample(0, 5, LENGTH), sample(0, LENGTH)
@@ -316,7 +318,7 @@ def test_an_external_loader_keeps_its_position() -> None:
     assert DrawnAhead(loader, lambda sample: None, 0).save_state() == "place"  # type: ignore[arg-type]
 
 
-def test_a_later_sample_without_documents_is_an_error(launch: Launch) -> None:
+def test_a_later_sample_without_documents_is_an_error(launch: LauncherState) -> None:
     without = {name: x for name, x in sample(0, LENGTH).items() if name != "cu_seqlens"}
     iterator = hooked(launch)(iter([sample(0, 5, LENGTH), without]))
     launch.sequences = (1, LENGTH)
@@ -325,7 +327,7 @@ def test_a_later_sample_without_documents_is_an_error(launch: Launch) -> None:
         forward(launch, iterator)
 
 
-def test_tensor_parallel_ranks_learn_that_a_sample_has_none(launch: Launch) -> None:
+def test_tensor_parallel_ranks_learn_that_a_sample_has_none(launch: LauncherState) -> None:
     """The first rank tells them; a sample that is not on its host is no error."""
     microbatch = launch.microbatch
     microbatch.ranks = SimpleNamespace(rank=1, share=lambda lists: [UNKNOWN])  # type: ignore[assignment]

@@ -12,13 +12,13 @@ import torch.distributed as dist
 import megatron_magi.adapter  # prepares megatron before it is imported
 from megatron_magi.config import MagiConfig
 from megatron_magi.launcher import schedule
-from megatron_magi.launcher.flags import Options
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.flags import LauncherOptions
 from megatron_magi.launcher.schedule import (
     of_whole_microbatches,
     run_schedule,
     with_counted_loss,
 )
+from megatron_magi.launcher.session import LauncherState
 from tests.process_pool import pool
 
 assert megatron_magi.adapter.MEGATRON_VERSION
@@ -48,7 +48,7 @@ def test_other_data_than_losses_may_have_any_form() -> None:
 
 def test_a_script_without_our_models_is_refused() -> None:
     with pytest.raises(SystemExit, match="requires a GPTModel or HybridModel"):
-        run_schedule(Launch(Options(MagiConfig())), lambda **unused: None)
+        run_schedule(LauncherState(LauncherOptions(MagiConfig())), lambda **unused: None)
 
 
 def whole_reports(rank: int) -> list[dict[str, list[float]]]:

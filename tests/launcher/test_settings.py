@@ -9,8 +9,8 @@ import pytest
 
 from megatron_magi.config import MagiConfig
 from megatron_magi.launcher.changed_arguments import ARGUMENTS
-from megatron_magi.launcher.flags import Options
-from megatron_magi.launcher.launch import Launch
+from megatron_magi.launcher.flags import LauncherOptions
+from megatron_magi.launcher.session import LauncherState
 from megatron_magi.launcher.settings import (
     any_seq_length,
     change_settings,
@@ -71,7 +71,7 @@ def test_any_length_is_validated_and_put_back(
 
 
 def test_validation_is_between_our_settings(capsys: pytest.CaptureFixture[str]) -> None:
-    launch = Launch(Options(MagiConfig()))
+    launch = LauncherState(LauncherOptions(MagiConfig()))
     args = arguments(seq_length=97)
 
     def validate_args(given: Any, defaults: dict[str, Any]) -> str:
@@ -83,7 +83,7 @@ def test_validation_is_between_our_settings(capsys: pytest.CaptureFixture[str]) 
     assert launch.args is args and args.seq_length == 97
     said = capsys.readouterr().out
     assert "megatron_magi: --calculate-per-token-loss is set" in said
-    wrap_validate_args(validate_args, Launch(Options(MagiConfig())))
+    wrap_validate_args(validate_args, LauncherState(LauncherOptions(MagiConfig())))
     assert capsys.readouterr().out == ""
 
 
@@ -91,7 +91,7 @@ def test_refusals_come_before_validation() -> None:
     def validate_args(given: Any) -> None:
         raise AssertionError("validated an argument that is refused")
 
-    launch = Launch(Options(MagiConfig()))
+    launch = LauncherState(LauncherOptions(MagiConfig()))
     args = arguments(yaml_cfg="run.yaml")
     with pytest.raises(SystemExit, match=r"requires yaml_cfg=None, got 'run.yaml'"):
         wrap_validate_args(validate_args, launch)(args)
@@ -156,7 +156,7 @@ def test_the_choice_of_another_attention_is_forgotten(monkeypatch: pytest.Monkey
 
 
 def test_deterministic_mode_is_about_attention_too() -> None:
-    launch = Launch(Options(MagiConfig(chunk_size=64)))
+    launch = LauncherState(LauncherOptions(MagiConfig(chunk_size=64)))
     take_settings(launch, arguments())
     take_settings(launch, arguments(deterministic_mode=False))
     assert launch.options.config == MagiConfig(chunk_size=64)
@@ -171,6 +171,6 @@ def test_the_word_for_transformer_engine_counts_for_ours(
     monkeypatch.delenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", raising=False)
     if value is not None:
         monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", value)
-    launch = Launch(Options(MagiConfig()))
+    launch = LauncherState(LauncherOptions(MagiConfig()))
     take_settings(launch, arguments())
     assert launch.options.config.deterministic is wanted

@@ -14,7 +14,7 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.launcher import step_balance
 from megatron_magi.launcher.balance_agreement import difference
 from megatron_magi.launcher.balanced_loader import wrap_data_loader
-from megatron_magi.launcher.flags import Options
+from megatron_magi.launcher.flags import LauncherOptions
 from megatron_magi.launcher.job_costs import cost_shape, replicas_meet
 from megatron_magi.launcher.step_balance import NUM_RECENT, Rules, StepBalance
 from tests.launcher.few_arguments import arguments
@@ -100,7 +100,7 @@ def test_without_a_choice_no_cost_is_asked_for(
 
 def loaded(sampler: Any, **options: Any) -> Any:
     launch = launch_of(8)
-    launch.options = Options(MagiConfig(), **options)
+    launch.options = LauncherOptions(MagiConfig(), **options)
     loader = None if sampler is None else SimpleNamespace(batch_sampler=sampler)
     return wrap_data_loader(lambda dataset, consumed_samples: loader, launch)(Data(), 0)
 

@@ -10,7 +10,7 @@ import launcher_jobs
 from tiny_flags import TINY, words
 
 from megatron_magi.launcher import install  # noqa: F401  before worlds are forked
-from megatron_magi.launcher import job as launcher_job
+from megatron_magi.launcher import preflight as launcher_job
 
 os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # which Megatron's checks read
 
@@ -24,8 +24,8 @@ def _verdict(script: str, flags: dict[str, Any], world: int) -> list[str]:
     try:
         source = Path(script).read_text()
         job = launcher_job.read_job(words({**TINY, **flags}), source)
-        launcher_job.judge(job, world)
-    except launcher_job.RefusedJob as refused:
+        launcher_job.preflight(job, world)
+    except launcher_job.JobRejected as refused:
         return refused.lines
     return []
 

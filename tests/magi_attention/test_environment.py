@@ -8,8 +8,8 @@ import pytest
 
 from megatron_magi import MagiConfig
 from megatron_magi import magi_attention as api
-from megatron_magi.magi_attention import replaced
-from megatron_magi.magi_attention.replaced import INSTEAD
+from megatron_magi.magi_attention import renamed
+from megatron_magi.magi_attention.renamed import INSTEAD
 
 PROGRAM = """
 import sys, warnings
@@ -73,9 +73,9 @@ def test_what_happens_instead_names_what_exists() -> None:
 
 
 def test_a_process_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaced, "_told", False)
+    monkeypatch.setattr(renamed, "_told", False)
     monkeypatch.setenv("MAGI_ATTENTION_PRECISION", "bf16")
     with pytest.warns(UserWarning, match=r"MAGI_ATTENTION_PRECISION \(the dtype of q, k") as said:
-        replaced.tell_about_environment()
-        replaced.tell_about_environment()
+        renamed.tell_about_environment()
+        renamed.tell_about_environment()
     assert len(said) == 1

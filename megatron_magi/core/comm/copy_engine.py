@@ -20,7 +20,7 @@ from torch import Tensor
 
 from megatron_magi.core.comm.rows import gather_beside
 from megatron_magi.core.comm.symmetric_memory import NUM_SLOTS, SymmetricMemory, view_of
-from megatron_magi.core.comm.transport import RowCounts, Sending, gathered
+from megatron_magi.core.comm.transport import PendingSend, RowCounts, gathered
 from megatron_magi.core.cuda.abi import Pull, SendParams
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
 
@@ -133,17 +133,17 @@ class CopyEngine:
 
     def send_rows(
         self, xs: Sequence[Tensor], index: Tensor, recv: Tensor, counts: RowCounts
-    ) -> Sending:
+    ) -> PendingSend:
         """See Transport; one call of the library, if its kernel takes the rows."""
         beside = gather_beside(xs, index.shape[0])
         if beside is None:
             rows = gathered(self, xs, index, index.shape[0])
-            return Sending(None, self.exchange(rows, recv, counts))
+            return PendingSend(None, self.exchange(rows, recv, counts))
         self._prepare_claim()
         slot = self.memory.addresses[self._claimed % NUM_SLOTS]
         gather = beside.params(xs, index, slot)
         ctypes.memmove(self._gather, gather, len(gather))
-        return Sending(None, self._begin("magi_send_rows", self._send, recv, counts, 0))
+        return PendingSend(None, self._begin("magi_send_rows", self._send, recv, counts, 0))
 
     def exchange(
         self, send: Tensor, recv: Tensor, counts: RowCounts, first_row: int = 0

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from megatron_magi.core.comm.prepared_cast import PreparedCast
-from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
+from megatron_magi.core.comm.row_buffer import concat_buffer, split_columns
 from megatron_magi.core.comm.rows import gather_rows
-from megatron_magi.core.comm.transport import Sending, Transport
+from megatron_magi.core.comm.transport import PendingSend, Transport
 
 
 @dataclass
 class PendingCast:
     """Rows that are being received. ``wait`` may be called once."""
 
-    sending: Sending
+    sending: PendingSend
     xs: Sequence[Tensor]
     shapes: Sequence[torch.Size]
     buffer: Tensor
@@ -59,7 +59,7 @@ def group_cast(
     """
     shapes = [x.shape[1:] for x in xs]
     own, end = cast.num_own, cast.num_own + cast.num_recv
-    buffer = rows_beside(xs[0], end + room, shapes)
+    buffer = concat_buffer(xs[0], end + room, shapes)
     into = buffer[own:end] if own or room else buffer
     sending = transport.send_rows(xs, cast.send.here(), into, cast.sent)
     return PendingCast(sending, xs, shapes, buffer, cast)

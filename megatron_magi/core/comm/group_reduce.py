@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from megatron_magi.core.comm.prepared_cast import PreparedCast
-from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
+from megatron_magi.core.comm.row_buffer import concat_buffer, split_columns
 from megatron_magi.core.comm.rows import add_rows, add_rows_into
-from megatron_magi.core.comm.transport import Arrival, Transport
+from megatron_magi.core.comm.transport import PendingRecv, Transport
 
 
-class Arriving(Protocol):
+class PendingPartials(Protocol):
     """Partial sums on their way to the rows' owners."""
 
     @property
@@ -30,7 +30,7 @@ class Arriving(Protocol):
 class PendingReduce:
     """Partial sums that are being sent to their owners; ``add_partials`` takes each object once."""
 
-    work: Arrival | None
+    work: PendingRecv | None
     buffer: Tensor
     shapes: tuple[torch.Size, ...]
     cast: PreparedCast
@@ -53,7 +53,7 @@ def group_reduce(
 
     Args:
         partials: [num_recv, C] contiguous, ordered as the plan's ``recv_ranges``: rows of these
-            shapes side by side, as ``rows_beside`` lays them out. It may not be written to until
+            shapes side by side, as ``concat_buffer`` lays them out. It may not be written to until
             the sums are computed.
         cast: the table of the group_cast that brought the rows.
         transport: moves rows between the ranks of the context-parallel group.
@@ -61,13 +61,13 @@ def group_reduce(
 
     Cost: ``cast.num_recv`` rows out and ``cast.num_sent`` in, one exchange.
     """
-    buffer = rows_beside(partials, cast.num_sent, shapes)
+    buffer = concat_buffer(partials, cast.num_sent, shapes)
     work = transport.exchange(partials, buffer, cast.returned, first_row)
     return PendingReduce(work, buffer, tuple(shapes), cast)
 
 
 def add_partials(
-    own: Sequence[Tensor], arriving: Sequence[Arriving], dtype: torch.dtype
+    own: Sequence[Tensor], arriving: Sequence[PendingPartials], dtype: torch.dtype
 ) -> list[Tensor]:
     """The owner's rows plus all partial sums that arrive for them.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def rows_beside(
+def concat_buffer(
     like: Tensor,
     num_rows: int,
     shapes: Sequence[torch.Size],

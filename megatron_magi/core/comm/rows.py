@@ -20,7 +20,7 @@ from megatron_magi.core.cuda.abi import (
     MAX_ROW_PARTS,
     AddParams,
     GatherParams,
-    Pattern,
+    ParamTemplate,
 )
 from megatron_magi.core.cuda.library import (
     CudaLibrary,
@@ -95,7 +95,7 @@ def _gathering(library: CudaLibrary, num_rows: int, *both: Lies) -> Callable[...
     return None if pattern is None else library.prepared("magi_gather_rows", pattern)
 
 
-def _gather_pattern(num_rows: int, *both: Lies) -> Pattern | None:
+def _gather_pattern(num_rows: int, *both: Lies) -> ParamTemplate | None:
     """``both``: the sources, and as many targets."""
     num_parts = len(both) // 2
     if num_parts > MAX_ROW_PARTS or not all(_is_packed(*x) for x in both):
@@ -104,7 +104,7 @@ def _gather_pattern(num_rows: int, *both: Lies) -> Pattern | None:
     row_bytes = math.prod(row) * dtype.itemsize
     params = GatherParams(num_rows=num_rows, row_bytes=row_bytes, num_parts=num_parts)
     names = _fill_strides(params, {"src": both[:num_parts], "dst": both[num_parts:]})
-    return Pattern(params, [*names, "index", "stream"])
+    return ParamTemplate(params, [*names, "index", "stream"])
 
 
 def _fill_strides(params: Any, parts: dict[str, Sequence[Lies]]) -> list[str]:
@@ -118,10 +118,10 @@ def _fill_strides(params: Any, parts: dict[str, Sequence[Lies]]) -> list[str]:
     return names
 
 
-class Beside(NamedTuple):
+class FusedGather(NamedTuple):
     """``gather_rows`` to rows side by side, of tensors that one kernel gathers."""
 
-    pattern: Pattern
+    pattern: ParamTemplate
     row_bytes: int
     """The bytes of one row of one tensor."""
 
@@ -132,7 +132,7 @@ class Beside(NamedTuple):
         return self.pattern.filled(*places, stream_handle(index.device))
 
 
-def gather_beside(xs: Sequence[Tensor], num_rows: int) -> Beside | None:
+def gather_beside(xs: Sequence[Tensor], num_rows: int) -> FusedGather | None:
     """How the loaded library gathers rows of these tensors side by side in one call; None: it does
     not."""
     if loaded_cuda_library(xs[0].device) is None or any(x.data_ptr() % 16 for x in xs):
@@ -141,14 +141,14 @@ def gather_beside(xs: Sequence[Tensor], num_rows: int) -> Beside | None:
 
 
 @lru_cache(maxsize=256)
-def _gathering_beside(num_rows: int, *xs: Lies) -> Beside | None:
+def _gathering_beside(num_rows: int, *xs: Lies) -> FusedGather | None:
     (_, *row), _, dtype = xs[0]
     if any(list(shape[1:]) != row for shape, _, _ in xs):
         return None
     width = math.prod(row)
     part = torch.Size((num_rows, width)), (len(xs) * width, 1), dtype
     pattern = _gather_pattern(num_rows, *xs, *[part] * len(xs))
-    return None if pattern is None else Beside(pattern, width * dtype.itemsize)
+    return None if pattern is None else FusedGather(pattern, width * dtype.itemsize)
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def _adding(library: CudaLibrary, *xs: Lies) -> Callable[..., None] | None:
     )
     names = _fill_strides(params, {"own": own, "received": received, "dst": targets})
     return library.prepared(
-        "magi_add_rows", Pattern(params, [*names, "begin", "sources", "stream"])
+        "magi_add_rows", ParamTemplate(params, [*names, "begin", "sources", "stream"])
     )
 
 

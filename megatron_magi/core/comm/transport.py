@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_magi.core.comm.reduce_group import ReduceGroup
-from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
+from megatron_magi.core.comm.row_buffer import concat_buffer, split_columns
 from megatron_magi.core.comm.rows import gather_rows
 
 
@@ -27,7 +27,7 @@ class RowCounts(NamedTuple):
     plan was made for a transport that does not read its peers' memory."""
 
 
-class Arrival(Protocol):
+class PendingRecv(Protocol):
     """Rows that are being received."""
 
     def wait(self) -> object:
@@ -35,13 +35,13 @@ class Arrival(Protocol):
         ...
 
 
-class Sending(NamedTuple):
+class PendingSend(NamedTuple):
     """An exchange under way, and the rows that it sends."""
 
     rows: Tensor | None
     """They are kept until the stream that made them waits: torch.distributed drops its reference
     at the first wait, which may be another stream's, and their memory could then be used again."""
-    work: Arrival | None
+    work: PendingRecv | None
 
     def wait(self) -> None:
         """Let the current stream wait for what arrives."""
@@ -66,12 +66,12 @@ class Transport(Protocol):
         self, like: Tensor, num_rows: int, shapes: Sequence[torch.Size], dtype: torch.dtype
     ) -> Tensor:
         """Uninitialised rows [num_rows, C] to be filled and sent by the next exchange, or by a
-        later one if ``is_room_kept``; see ``rows_beside``. There is one room at a time."""
+        later one if ``is_room_kept``; see ``concat_buffer``. There is one room at a time."""
         ...
 
     def send_rows(
         self, xs: Sequence[Tensor], index: Tensor, recv: Tensor, counts: RowCounts
-    ) -> Sending:
+    ) -> PendingSend:
         """Gather rows of ``xs`` and start to exchange them, side by side.
 
         Args:
@@ -83,7 +83,7 @@ class Transport(Protocol):
 
     def exchange(
         self, send: Tensor, recv: Tensor, counts: RowCounts, first_row: int = 0
-    ) -> Arrival | None:
+    ) -> PendingRecv | None:
         """Start to send rows [sum(counts.send), C] and to receive [sum(counts.recv), C].
 
         Args:
@@ -115,13 +115,13 @@ class AllToAll:
     def room(
         self, like: Tensor, num_rows: int, shapes: Sequence[torch.Size], dtype: torch.dtype
     ) -> Tensor:
-        return rows_beside(like, num_rows, shapes, dtype)
+        return concat_buffer(like, num_rows, shapes, dtype)
 
     def send_rows(
         self, xs: Sequence[Tensor], index: Tensor, recv: Tensor, counts: RowCounts
-    ) -> Sending:
+    ) -> PendingSend:
         rows = gathered(self, xs, index, index.shape[0])
-        return Sending(rows, self.exchange(rows, recv, counts))
+        return PendingSend(rows, self.exchange(rows, recv, counts))
 
     def exchange(
         self, send: Tensor, recv: Tensor, counts: RowCounts, first_row: int = 0

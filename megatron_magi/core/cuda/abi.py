@@ -36,7 +36,7 @@ def _fields(kind: Any, *names: str) -> tuple[tuple[str, Any], ...]:
     return tuple((name, kind) for name in names)
 
 
-class Pattern:
+class ParamTemplate:
     """A struct of which a few fields differ from call to call, as bytes that are made in one step.
     Copying a ctypes struct and assigning its fields takes several times as long."""
 

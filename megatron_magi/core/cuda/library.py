@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from megatron_magi.core.cuda.abi import DTYPE_CODES, CudaKernelError, Pattern, check_abi
+from megatron_magi.core.cuda.abi import DTYPE_CODES, CudaKernelError, ParamTemplate, check_abi
 from megatron_magi.core.native import solver
 
 logger = logging.getLogger("megatron_magi")
@@ -37,7 +37,7 @@ class CudaLibrary:
         if code != 0:
             raise CudaKernelError(f"{name} failed with code {code}: {message.value.decode()}")
 
-    def prepared(self, name: str, pattern: Pattern) -> Callable[..., None]:
+    def prepared(self, name: str, pattern: ParamTemplate) -> Callable[..., None]:
         """A function of the C ABI that takes what ``pattern.filled`` takes: the way of every call
         whose struct is known but for a few fields. It takes a fifth of the time of ``call``."""
         address = ctypes.cast(getattr(self.handle, name), c_void_p).value

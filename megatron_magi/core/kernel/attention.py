@@ -13,8 +13,8 @@ from torch import Tensor
 from megatron_magi.checks import flag, instance, word
 from megatron_magi.core.kernel.autograd import refuse_tangents
 from megatron_magi.core.kernel.backend import acc_dtype
-from megatron_magi.core.kernel.form import form_of_qkv
-from megatron_magi.core.kernel.op import Asked, Options, attend, recognised
+from megatron_magi.core.kernel.call_key import call_key
+from megatron_magi.core.kernel.op import AttnOptions, AttnRequest, attend, lookup_prepared
 from megatron_magi.core.kernel.select import BACKENDS
 from megatron_magi.core.kernel.sink import sink_lse_of
 from megatron_magi.core.kernel.slice_table import ByIdentity, tensor_of_mask
@@ -102,12 +102,12 @@ def flex_flash_attn_func(
     given = softmax_scale, softcap, deterministic, backend, out_dtype
     ranges = q_ranges, k_ranges, attn_type_map
     plain = sink is None and q_ranges is None and k_ranges is None and attn_type_map is None
-    form = None if slices is None or not plain else _form(q, k, v, slices, given)
-    asked = None if slices is None or form is None else recognised(slices, form)
+    key = None if slices is None or not plain else _key(q, k, v, slices, given)
+    asked = None if slices is None or key is None else lookup_prepared(slices, key)
     if asked is None:
         options = _checked_options((q, k, v), sink, given)
         checked = _checked_slices(slices, ranges, q.shape[0], k.shape[0])
-        asked = Asked(checked, options, form)
+        asked = AttnRequest(checked, options, key)
     refuse_tangents(q, k, v, *(() if sink is None else (sink,)))
     most = no_logits(q) if flag(return_max_logits, "return_max_logits") else None
     out, lse = attend(q, k, v, asked, most)
@@ -121,9 +121,9 @@ Ranges = tuple[Tensor | None, Tensor | None, Tensor | None]
 RANGES = ("q_ranges", "k_ranges", "attn_type_map")
 
 
-def _form(q: Tensor, k: Tensor, v: Tensor, slices: Tensor | AttnMask, given: Given) -> Hashable:
-    """The form of a call (see form.py). None: the call is checked every time, because one of its
-    types is rare or wrong, or because it is compiled."""
+def _key(q: Tensor, k: Tensor, v: Tensor, slices: Tensor | AttnMask, given: Given) -> Hashable:
+    """The key of a call (see call_key.py). None: the call is checked every time, because one of
+    its types is rare or wrong, or because it is compiled."""
     scale, softcap, deterministic, backend, out_dtype = given
     usual = (
         (type(q) is type(k) is type(v) is Tensor)
@@ -134,17 +134,17 @@ def _form(q: Tensor, k: Tensor, v: Tensor, slices: Tensor | AttnMask, given: Giv
     if not usual or torch.compiler.is_compiling():
         return None
     eager = type(slices) is AttnMask or (type(slices) is Tensor and not slices.is_inference())
-    return (form_of_qkv(q, k, v), given) if eager else None
+    return (call_key(q, k, v), given) if eager else None
 
 
 def _checked_options(
     qkv: tuple[Tensor, Tensor, Tensor], sink: Tensor | None, given: Given
-) -> Options:
+) -> AttnOptions:
     scale, softcap, deterministic, backend, out_dtype = given
     check_qkv(*qkv)
     check_softmax(scale, softcap, sink)
     q = qkv[0]
-    return Options(
+    return AttnOptions(
         scale_for(scale, q),
         q.dtype if out_dtype is None else _float_dtype(out_dtype),
         word(backend, "backend", BACKENDS),

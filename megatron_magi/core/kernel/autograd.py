@@ -13,7 +13,7 @@ from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
 
-def must_dispatch(*tensors: Tensor) -> bool:
+def needs_dispatcher(*tensors: Tensor) -> bool:
     """True if something must see ``torch.ops.magi``: torch.compile, tracing, a dispatch mode (fake
     tensors, selective checkpointing, flop counters), a transform, a tensor subclass or a tensor
     without memory."""
@@ -32,9 +32,10 @@ _transform = torch._C._functorch.peek_interpreter_stack
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
-def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+def apply_without_functorch(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` for calls outside of transforms (``torch.func``), without the several
-    microseconds in which it looks for them and for tensors that have outlived one; see ``live``."""
+    microseconds in which it looks for them and for tensors that have outlived one; see
+    ``unwrap_dead_functorch``."""
     direct = super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
     def apply(*args: Any) -> Any:
@@ -45,7 +46,7 @@ def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return apply
 
 
-live: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
+unwrap_dead_functorch: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 """The tensor itself, or the one inside, if it is the wrapper of a transform that has ended."""
 
 

@@ -44,7 +44,7 @@ class AttnCall(NamedTuple):
 
 
 PreparedForward = Callable[[AttnCall], OutLse]
-"""A forward of calls whose form and table are known."""
+"""A forward of calls whose key and table are known."""
 
 
 class GradCall(NamedTuple):
@@ -100,8 +100,8 @@ class AttnBackend(Protocol):
         ...
 
     def prepared_forward(self, call: AttnCall, out_dtype: torch.dtype) -> PreparedForward:
-        """``forward`` without ``prev`` and ``into`` for calls of this one's form on its table,
-        which it computes without looking at their form. It must not refer to the table, because it
+        """``forward`` without ``prev`` and ``into`` for calls of this one's key on its table,
+        which it computes without looking at their key. It must not refer to the table, because it
         is kept in ``SliceTable.calls``."""
         ...
 
@@ -118,8 +118,8 @@ class AttnBackend(Protocol):
         ...
 
 
-class Unprepared:
-    """A backend that computes every call as if it were the first of its form."""
+class StatelessBackend:
+    """A backend that computes every call as if it were the first of its key."""
 
     forward: Callable[..., OutLse]
 
@@ -132,7 +132,7 @@ def row_delta(out_THE: Tensor, dout_THE: Tensor, dtype: torch.dtype) -> Tensor:
     return (out_THE.to(dtype) * dout_THE.to(dtype)).sum(-1)
 
 
-def less_dlse(delta_TH: Tensor, dlse_TH: Tensor | None) -> Tensor:
+def subtract_dlse(delta_TH: Tensor, dlse_TH: Tensor | None) -> Tensor:
     """delta minus the gradient of lse. As d lse / d score is the softmax weight itself, that
     gradient only changes the delta that every score gradient of a row subtracts."""
     return delta_TH if dlse_TH is None else delta_TH - dlse_TH
@@ -152,7 +152,7 @@ def final_delta(grad: GradCall, dtype: torch.dtype) -> Tensor:
     return row_delta(grad.out, grad.dout, dtype)
 
 
-def put_rows(rows: OutLse, table: SliceTable, into: OutLse) -> OutLse:
+def scatter_rows_(rows: OutLse, table: SliceTable, into: OutLse) -> OutLse:
     """Copy the rows that slices cover into ``into``; see AttnBackend.forward."""
     for start, end in table.covered_rows.tolist():
         for target, made in zip(into, rows, strict=True):
@@ -160,7 +160,7 @@ def put_rows(rows: OutLse, table: SliceTable, into: OutLse) -> OutLse:
     return into
 
 
-def deliver(grads: Pair, dkv: Pair | None) -> Pair:
+def copy_grads_(grads: Pair, dkv: Pair | None) -> Pair:
     """Copy gradients of keys and values to where the caller wants them; see GradCall.dkv."""
     if dkv is None:
         return grads

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, Gradients, OutLse
 from megatron_magi.core.kernel.flash4_mask import flash4_mask
-from megatron_magi.core.kernel.flex_mask import clear_empty_rows
-from megatron_magi.core.kernel.in_parts import InParts
-from megatron_magi.core.kernel.slice_parts import Part
+from megatron_magi.core.kernel.flex_block_mask import clear_empty_rows
+from megatron_magi.core.kernel.head_dims import HeadDims, widths_of
+from megatron_magi.core.kernel.key_splitting import InParts
+from megatron_magi.core.kernel.split_slices import Part
 from megatron_magi.core.kernel.torch_flex import FlexBackend
-from megatron_magi.core.kernel.widths import Widths, widths_of
 
 DTYPES = (torch.bfloat16, torch.float16)
 MOST_WIDTH = 128
@@ -41,7 +41,7 @@ def is_installed() -> bool:
         return False
 
 
-def why_not(widths: Widths, dtype: torch.dtype) -> str | None:
+def why_not(widths: HeadDims, dtype: torch.dtype) -> str | None:
     """Why no call with such heads can run, and what to do; None: it can."""
     fits = max(widths) <= MOST_WIDTH and not any(width % WIDTHS_STEP for width in widths)
     if fits and dtype in DTYPES:

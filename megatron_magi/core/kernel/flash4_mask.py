@@ -1,6 +1,6 @@
 """Slices as FlashAttention-4's mask: a function that tests a cell, and lists of blocks.
 
-T query rows, R intervals of keys that a row sees (flex_mask.py).
+T query rows, R intervals of keys that a row sees (flex_block_mask.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.flex_mask import (
+from megatron_magi.core.kernel.flex_block_mask import (
     BLOCK,
     Blocks,
     block_kinds,
@@ -56,7 +56,7 @@ def flash4_mask(table: SliceTable, device: torch.device, least_intervals: int) -
 
 def _make_mask(table: SliceTable, device: torch.device, least_intervals: int) -> Flash4Mask:
     # Imported here: it needs the package.
-    from megatron_magi.core.kernel.flash4_cells import visible_cells
+    from megatron_magi.core.kernel.fa4_mask_mod import visible_cells
 
     strips = strips_of(table)
     num_intervals = power_of_two(max(strips.most, least_intervals))

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from megatron_magi.core.kernel.autograd import (
+    apply_without_functorch,
     differentiable_once,
-    direct_apply,
-    live,
-    must_dispatch,
+    needs_dispatcher,
     refuse_gradients_of_transforms,
     refuse_second_derivative,
+    unwrap_dead_functorch,
 )
 from megatron_magi.core.kernel.backend import (
     AttnBackend,
@@ -31,9 +31,10 @@ from megatron_magi.core.kernel.backend import (
     OutLse,
     PreparedForward,
     acc_dtype,
-    less_dlse,
     row_delta,
+    subtract_dlse,
 )
+from megatron_magi.core.kernel.head_dims import widths_of
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.sink_gradient import sink_gradient
 from megatron_magi.core.kernel.slice_table import (
@@ -42,7 +43,6 @@ from megatron_magi.core.kernel.slice_table import (
     slice_table,
     tensor_of_mask,
 )
-from megatron_magi.core.kernel.widths import widths_of
 from megatron_magi.core.mask import AttnMask
 
 _library = torch.library.Library("magi", "DEF")
@@ -58,7 +58,7 @@ _library.define(
 )
 
 
-class Options(NamedTuple):
+class AttnOptions(NamedTuple):
     """The arguments of ``attn_fwd`` after q, k, v and slices, in its order."""
 
     softmax_scale: float
@@ -71,38 +71,38 @@ class Options(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """State shared by calls of one form on the same slices, after the first was checked."""
+    """State shared by calls of one key on the same slices, after the first was checked."""
 
-    options: Options
+    options: AttnOptions
     """Without sinks: a call with sinks is prepared every time."""
     kernel: AttnBackend
     forward: PreparedForward
 
 
-class Asked(NamedTuple):
+class AttnRequest(NamedTuple):
     """Options of a call besides queries, keys and values."""
 
     slices: Tensor
     """int32 [N, 6]"""
-    options: Options
-    form: Hashable = None
+    options: AttnOptions
+    key: Hashable = None
     """The key by which later calls find what this one prepared; None: each is prepared anew."""
     table: SliceTable | None = None
     """The slices as backends take them; None: not made yet."""
     prepared: Prepared | None = None
-    """None: the call is the first of its form."""
+    """None: the call is the first of its key."""
 
 
-def recognised(slices: Tensor | AttnMask, form: Hashable) -> Asked | None:
-    """A call whose form is in the table of its slices, or None."""
+def lookup_prepared(slices: Tensor | AttnMask, key: Hashable) -> AttnRequest | None:
+    """A call whose key is in the table of its slices, or None."""
     rows = slices if isinstance(slices, Tensor) else tensor_of_mask(slices)
     table = seen_table(rows)
-    found: Prepared | None = None if table is None else table.calls.get(form)
-    return None if found is None else Asked(rows, found.options, form, table, found)
+    found: Prepared | None = None if table is None else table.calls.get(key)
+    return None if found is None else AttnRequest(rows, found.options, key, table, found)
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, asked: Asked, max_logits: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, asked: AttnRequest, max_logits: Tensor | None = None
 ) -> OutLse:
     """(out [T, H, E], lse [T, H]), differentiable in q, k, v and sink_lse.
 
@@ -112,9 +112,14 @@ def attend(
     """
     sink_lse = asked.options.sink_lse
     sinks = () if sink_lse is None else (sink_lse,)
-    if must_dispatch(q, k, v, asked.slices, *sinks):
+    if needs_dispatcher(q, k, v, asked.slices, *sinks):
         return _dispatched((q, k, v), asked.slices, asked.options, max_logits)
-    inputs = live(q), live(k), live(v), None if sink_lse is None else live(sink_lse)
+    inputs = (
+        unwrap_dead_functorch(q),
+        unwrap_dead_functorch(k),
+        unwrap_dead_functorch(v),
+        None if sink_lse is None else unwrap_dead_functorch(sink_lse),
+    )
     if asked.prepared is None:
         asked = _prepared(inputs, asked)
     needs = q.requires_grad or k.requires_grad or v.requires_grad
@@ -130,7 +135,10 @@ OpInputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
 def _dispatched(
-    qkv: tuple[Tensor, Tensor, Tensor], slices: Tensor, options: Options, max_logits: Tensor | None
+    qkv: tuple[Tensor, Tensor, Tensor],
+    slices: Tensor,
+    options: AttnOptions,
+    max_logits: Tensor | None,
 ) -> OutLse:
     """See attend."""
     refuse_gradients_of_transforms(*qkv, *(() if options.sink_lse is None else (options.sink_lse,)))
@@ -143,8 +151,8 @@ def _dispatched(
     return out, lse
 
 
-def _prepared(inputs: OpInputs, asked: Asked) -> Asked:
-    """The first call of a form, with what further ones find in the table of its slices."""
+def _prepared(inputs: OpInputs, asked: AttnRequest) -> AttnRequest:
+    """The first call of a key, with what further ones find in the table of its slices."""
     q, k, v, sink_lse = inputs
     options = asked.options
     table = slice_table(asked.slices, q.shape[0], k.shape[0])
@@ -152,18 +160,18 @@ def _prepared(inputs: OpInputs, asked: Asked) -> Asked:
     call = AttnCall(q, k, v, table, options.softmax_scale, None, options.softcap, sink_lse)
     forward = kernel.prepared_forward(call, options.out_dtype)
     made = Prepared(options._replace(sink_lse=None), kernel, forward)
-    if asked.form is not None:
-        table.calls.keep(asked.form, made)
-    return Asked(asked.slices, made.options, asked.form, table, made)
+    if asked.key is not None:
+        table.calls.keep(asked.key, made)
+    return AttnRequest(asked.slices, made.options, asked.key, table, made)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *rest: Any) -> OutLse:
-    options = Options(*rest)
+    options = AttnOptions(*rest)
     inputs = q, k, v, options.sink_lse
-    return _call_forward(inputs, _prepared(inputs, Asked(slices, options)), None)
+    return _call_forward(inputs, _prepared(inputs, AttnRequest(slices, options)), None)
 
 
-def _call_forward(inputs: OpInputs, asked: Asked, max_logits: Tensor | None) -> OutLse:
+def _call_forward(inputs: OpInputs, asked: AttnRequest, max_logits: Tensor | None) -> OutLse:
     q, k, v, sink_lse = inputs
     table, prepared = asked.table, asked.prepared
     assert table is not None and prepared is not None, "the caller has prepared the call"
@@ -177,7 +185,7 @@ class _EagerAttn(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink_lse: Tensor | None,
-        asked: Asked, max_logits: Tensor | None,
+        asked: AttnRequest, max_logits: Tensor | None,
     ) -> OutLse:  # fmt: skip
         out, lse = _call_forward((q, k, v, sink_lse), asked, max_logits)
         # Saves what the dispatched op saves, in the same order, because a checkpoint may run one in
@@ -195,14 +203,14 @@ class _EagerAttn(torch.autograd.Function):
         if sink_lse is not None and not ctx.needs_input_grad[3]:
             sink_lse = None
         dout = torch.zeros_like(out) if dout is None else dout
-        if must_dispatch(q, k, v, dout, *(() if dlse is None else (dlse,))):
-            sums = less_dlse(row_delta(out, dout, lse.dtype), dlse)
+        if needs_dispatcher(q, k, v, dout, *(() if dlse is None else (dlse,))):
+            sums = subtract_dlse(row_delta(out, dout, lse.dtype), dlse)
             how = _of_backward(options)
             grads = torch.ops.magi.attn_bwd(dout, q, k, v, lse, sums, slices, *how)
             return *grads, sink_gradient(sink_lse, lse, sums), None, None
         delta: Tensor | None = None  # the kernels compute it themselves
         if dlse is not None or sink_lse is not None:
-            delta = less_dlse(kernel.delta(out, dout, lse.dtype), dlse)
+            delta = subtract_dlse(kernel.delta(out, dout, lse.dtype), dlse)
         call = AttnCall(q, k, v, table, options.softmax_scale, None, options.softcap)
         given = out if delta is None else None
         grad = GradCall(dout, lse, delta, given, q.dtype, None, None, options.deterministic)
@@ -210,14 +218,14 @@ class _EagerAttn(torch.autograd.Function):
         return *kernel.backward(call, grad), of_sinks, None, None
 
 
-_apply = direct_apply(_EagerAttn)
+_apply = apply_without_functorch(_EagerAttn)
 
 
 def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     slices, scale, *how = rest
-    options = Options(scale, q.dtype, *how)
+    options = AttnOptions(scale, q.dtype, *how)
     table = slice_table(slices, q.shape[0], k.shape[0])
     kernel = select_backend(options.backend, q.device, q.dtype, widths_of(q, v))
     call = AttnCall(q, k, v, table, scale, None, options.softcap)
@@ -226,7 +234,7 @@ def _backward(
     )
 
 
-def _of_backward(options: Options) -> tuple[Any, ...]:
+def _of_backward(options: AttnOptions) -> tuple[Any, ...]:
     """The arguments of ``attn_bwd`` after its tensors."""
     scale, _, *how, _ = options
     return scale, *how
@@ -245,7 +253,7 @@ def _fake_backward(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: OutLse) -> None:
     q, k, v, slices, *rest = inputs
-    options = Options(*rest)
+    options = AttnOptions(*rest)
     ctx.options = options._replace(sink_lse=None)
     ctx.save_for_backward(q, k, v, _saveable(slices), options.sink_lse, *output)
 
@@ -257,10 +265,10 @@ def _saveable(slices: Tensor) -> Tensor:
 
 def _differentiate(ctx: Any, dout: Tensor, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
     q, k, v, slices, sink_lse, out, lse = ctx.saved_tensors
-    delta = less_dlse(row_delta(out, dout, lse.dtype), dlse)
+    delta = subtract_dlse(row_delta(out, dout, lse.dtype), dlse)
     how = _of_backward(ctx.options)
     dq, dk, dv = torch.ops.magi.attn_bwd(dout, q, k, v, lse, delta, slices, *how)
-    rest = (None,) * (len(Options._fields) - 1)  # of the options before sink_lse
+    rest = (None,) * (len(AttnOptions._fields) - 1)  # of the options before sink_lse
     return dq, dk, dv, None, *rest, sink_gradient(sink_lse, lse, delta)
 
 

@@ -18,12 +18,12 @@ from megatron_magi.core.kernel.backend import (
     AttnCall,
     GradCall,
     OutLse,
-    Unprepared,
+    StatelessBackend,
     acc_dtype,
-    deliver,
+    copy_grads_,
     final_delta,
-    put_rows,
     row_delta,
+    scatter_rows_,
 )
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.sink import check_joins, join_sink_
@@ -48,7 +48,7 @@ def _without_autocast(method: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-class ReferenceBackend(Unprepared):
+class ReferenceBackend(StatelessBackend):
     """The protocol ``AttnBackend`` in PyTorch; bit-identical from run to run on one machine."""
 
     name = "reference"
@@ -85,7 +85,7 @@ class ReferenceBackend(Unprepared):
         _fail_rows_of_infinities(out, lse, sees)
         join_sink_(out, lse, call)
         if into is not None:
-            return put_rows((out, lse), table, into)
+            return scatter_rows_((out, lse), table, into)
         if prev is None:
             out = out.to(out_dtype or q_THD.dtype)
         return out, lse
@@ -116,7 +116,7 @@ class ReferenceBackend(Unprepared):
             dq[rows] += torch.einsum("grts,sgd->tgrd", dscores, k).flatten(1, 2)
         wanted = grad.dtype or acc
         dq = dq if grad.dq is not None else dq.to(wanted)
-        return dq, *deliver((dk.to(wanted), dv.to(wanted)), grad.dkv)
+        return dq, *copy_grads_((dk.to(wanted), dv.to(wanted)), grad.dkv)
 
 
 def _tiles(table: SliceTable, num_heads: int, device: torch.device) -> Iterator[Tile]:

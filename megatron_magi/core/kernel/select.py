@@ -12,9 +12,9 @@ from megatron_magi.checks import word
 from megatron_magi.config import KernelBackend
 from megatron_magi.core.kernel import flash4
 from megatron_magi.core.kernel.backend import AttnBackend
-from megatron_magi.core.kernel.widths import (
+from megatron_magi.core.kernel.head_dims import (
     COMPILED_WIDTHS,
-    Widths,
+    HeadDims,
     compiled_widths,
     too_wide,
 )
@@ -35,7 +35,7 @@ def is_blackwell(device: torch.device) -> bool:
 
 
 def choose_backend_name(
-    device: torch.device, dtype: torch.dtype, widths: Widths = ANY_WIDTHS
+    device: torch.device, dtype: torch.dtype, widths: HeadDims = ANY_WIDTHS
 ) -> str:
     """The kernel that "auto" selects: cuda on Hopper, fa4 on Blackwell if it is installed, flex on
     other GPUs, reference on the CPU.
@@ -54,7 +54,7 @@ def choose_backend_name(
 
 @functools.lru_cache(maxsize=64)
 def select_backend(
-    name: str, device: torch.device, dtype: torch.dtype, widths: Widths = ANY_WIDTHS
+    name: str, device: torch.device, dtype: torch.dtype, widths: HeadDims = ANY_WIDTHS
 ) -> AttnBackend:
     """The backend called ``name`` ("auto" chooses), logged when first chosen for its inputs.
 
@@ -74,7 +74,7 @@ def select_backend(
     return backend
 
 
-def _create(name: str, device: torch.device, dtype: torch.dtype, widths: Widths) -> AttnBackend:
+def _create(name: str, device: torch.device, dtype: torch.dtype, widths: HeadDims) -> AttnBackend:
     # Imported here: the GPU backends load compilers and libraries that a CPU user does not have.
     if name == "reference":
         from megatron_magi.core.kernel.reference import ReferenceBackend
@@ -96,7 +96,7 @@ def _create(name: str, device: torch.device, dtype: torch.dtype, widths: Widths)
     return HopperBackend(device, dtype)
 
 
-def _flash4(device: torch.device, dtype: torch.dtype, widths: Widths) -> AttnBackend:
+def _flash4(device: torch.device, dtype: torch.dtype, widths: HeadDims) -> AttnBackend:
     if reason := flash4.why_not(widths, dtype):
         raise NotImplementedError(reason)
     major = torch.cuda.get_device_capability(device)[0]

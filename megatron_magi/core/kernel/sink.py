@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from megatron_magi.checks import shown
-from megatron_magi.core.kernel.autograd import differentiable_once, must_dispatch
+from megatron_magi.core.kernel.autograd import differentiable_once, needs_dispatcher
 from megatron_magi.core.kernel.backend import AttnCall, OutLse, acc_dtype
 from megatron_magi.core.tensor_checks import tensor
 
@@ -41,7 +41,7 @@ def sink_lse_of(sink: Tensor | None, q_THD: Tensor) -> Tensor | None:
     logits = sink.to(acc_dtype(q_THD.dtype))
     if logits.shape[-2] == 1:
         return logits.squeeze(-2)
-    if must_dispatch(logits):
+    if needs_dispatcher(logits):
         return logits.logsumexp(-2)
     total: Tensor = _LogSumExp.apply(logits)
     return total

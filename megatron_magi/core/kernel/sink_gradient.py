@@ -15,7 +15,7 @@ from megatron_magi.core.cuda.library import (
     on_device,
     stream_handle,
 )
-from megatron_magi.core.kernel.autograd import must_dispatch
+from megatron_magi.core.kernel.autograd import needs_dispatcher
 
 MOST_BLOCKS = 128
 """The most partial sums that the kernel makes for shared sinks; PyTorch adds them up."""
@@ -58,7 +58,7 @@ def _by_kernel(library: CudaLibrary, sink_lse: Tensor, lse: Tensor, delta: Tenso
 def _library_for(*tensors: Tensor) -> CudaLibrary | None:
     """The CUDA library if it is loaded and takes these tensors."""
     library = loaded_cuda_library(tensors[0].device)
-    if library is None or must_dispatch(*tensors):
+    if library is None or needs_dispatcher(*tensors):
         return None
     fits = all(x.dtype == torch.float32 and x.numel() > 0 for x in tensors)
     return library if fits else None

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_magi.core.kernel.form import Calls
+from megatron_magi.core.kernel.call_key import PreparedCalls
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.mask import check_mask
 from megatron_magi.core.mask.row_ranges import joined
@@ -34,8 +34,8 @@ class SliceTable:
     """int32 [n, 2], ascending, disjoint: query rows that no slice covers and that the forward need
     not write, because another call does."""
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
-    calls: Calls = field(default_factory=Calls, repr=False)
-    """Prepared calls on these slices, by their form, on one device or in a stage of
+    calls: PreparedCalls = field(default_factory=PreparedCalls, repr=False)
+    """Prepared calls on these slices, by their key, on one device or in a stage of
     many. It must not refer to the table, or both would outlive their last user."""
 
     @cached_property

@@ -25,14 +25,14 @@ from megatron_magi.core.kernel.backend import (
     acc_dtype,
     final_delta,
 )
-from megatron_magi.core.kernel.flex_mask import (
+from megatron_magi.core.kernel.flex_block_mask import (
     block_mask,
     clear_empty_rows,
     empty_rows,
     rounded,
 )
-from megatron_magi.core.kernel.in_parts import InParts
-from megatron_magi.core.kernel.slice_parts import Part
+from megatron_magi.core.kernel.key_splitting import InParts
+from megatron_magi.core.kernel.split_slices import Part
 
 MOST_SHAPES = 128
 """The most shapes that are compiled. PyTorch stops at 8 and then silently runs uncompiled."""

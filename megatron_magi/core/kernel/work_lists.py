@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 
 from megatron_magi.config import MagiConfig
+from megatron_magi.core.kernel.head_dims import HeadDims, compiled_widths
 from megatron_magi.core.kernel.select import choose_backend_name
 from megatron_magi.core.kernel.slice_table import SliceTable
-from megatron_magi.core.kernel.widths import Widths, compiled_widths
 from megatron_magi.core.plan import HeadShape
 
 
@@ -26,7 +26,7 @@ def make_work_lists(
 
     Cost: milliseconds on the host for each long table, and one upload each; the host does not wait.
     """
-    widths = compiled_widths(Widths(heads.head_dim, heads.value_dim))
+    widths = compiled_widths(HeadDims(heads.head_dim, heads.value_dim))
     if widths is None or not _is_chosen(heads, config, device):
         return
     # Imported here, like the backend, because a CPU user needs none of it.

@@ -13,8 +13,8 @@ from megatron_magi.config import ForwardMode, MagiConfig
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.mask import check_mask
 from megatron_magi.core.native import solver
+from megatron_magi.core.plan.derived_cache import DerivedCache, cache_of, check_cache
 from megatron_magi.core.plan.head_shape import HeadShape
-from megatron_magi.core.plan.kept import Kept, check_kept, kept_of
 from megatron_magi.core.plan.peer_rows import SlotRows, reads_peers, slot_rows
 from megatron_magi.core.plan.query_stage import with_queries
 from megatron_magi.core.plan.rank_plan import RankPlan, Staging, make_rank_plan
@@ -69,7 +69,7 @@ class AttnPlan:
     query_transfers: Int32Array = field(default_factory=no_transfers, repr=False)
     """int32 [M, 5], read-only: as ``transfers``, but rows are queries, which attend at ``dst``, and
     whose outputs return to ``src``. Between two ranks either keys or queries are sent."""
-    _kept: Kept = field(default_factory=Kept, repr=False)
+    _kept: DerivedCache = field(default_factory=DerivedCache, repr=False)
     """Ranks' views and what devices hold of the plan; no part of the value."""
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class AttnPlan:
             )
         transfers = solver.hash64(self.transfers.tobytes() + self.query_transfers.tobytes())
         derived = _digest((digest, self.overlap_degree, self.forward_mode, transfers))
-        object.__setattr__(self, "_kept", kept_of(self._kept, derived))
+        object.__setattr__(self, "_kept", cache_of(self._kept, derived))
         self.transfers.setflags(write=False)
         self.query_transfers.setflags(write=False)
         self.loads.setflags(write=False)
@@ -209,7 +209,7 @@ def _check_fields(plan: AttnPlan) -> None:
     word(plan.forward_mode, "forward_mode", FORWARD_MODES)
     integer(plan.digest, "digest", 0, 2**64 - 1)
     instance(plan.field_digests, dict, "field_digests", "plan with make_attn_plan")
-    check_kept(plan._kept)
+    check_cache(plan._kept)
     for name, array, shape in (
         ("transfers", plan.transfers, (None, 5)),
         ("query_transfers", plan.query_transfers, (None, 5)),

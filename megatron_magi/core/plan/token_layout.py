@@ -14,7 +14,7 @@ from megatron_magi.checks import INT32_MAX, instance, int_array, integer
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.native import solver
-from megatron_magi.core.plan.kept import Kept, kept_of
+from megatron_magi.core.plan.derived_cache import DerivedCache, cache_of
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -49,7 +49,7 @@ class TokenLayout:
     cp_size: int
     chunk_ranks: Int32Array = field(repr=False)
     """int32 [num_chunks], read-only: owner of every chunk."""
-    _kept: Kept = field(default_factory=Kept, repr=False)
+    _kept: DerivedCache = field(default_factory=DerivedCache, repr=False)
     """Cache of device tables; it is no part of the value."""
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class TokenLayout:
             raise ValueError(
                 f"{error}; pass ranks below cp_size, each as often, and a chunk_size that fits"
             ) from None
-        object.__setattr__(self, "_kept", kept_of(self._kept, self.digest))
+        object.__setattr__(self, "_kept", cache_of(self._kept, self.digest))
 
     @cached_property
     def native(self) -> solver.Layout:

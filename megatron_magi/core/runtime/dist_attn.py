@@ -7,7 +7,7 @@ stage computes. The backward takes own keys last, so that a computation also hid
 last gradients; the first keys arrive while delta is computed (before that, if lse or sinks have
 gradients) and dq is cleared. The backward fetches keys and values again, so that memory does not
 grow with the number of ranks; with ``MagiConfig.keep_received_keys`` it reads those that the
-forward has received (kept_keys.py).
+forward has received (saved_kv.py).
 
 T local tokens, S rows of a stage's key buffer, H query heads, G key/value heads, D head_dim of
 queries and keys, E of values (another one in multi-latent attention).
@@ -27,27 +27,27 @@ from megatron_magi.core.comm.rows import head_start
 from megatron_magi.core.comm.transport_choice import transport_for
 from megatron_magi.core.kernel.attention import check_qkv, no_logits
 from megatron_magi.core.kernel.autograd import (
+    apply_without_functorch,
     differentiable_once,
-    direct_apply,
-    live,
     one_graph_break,
     refuse_tangents,
     refuse_transforms,
+    unwrap_dead_functorch,
 )
-from megatron_magi.core.kernel.backend import AttnCall, Pair, acc_dtype, less_dlse
-from megatron_magi.core.kernel.form import Calls, form_of_qkv
+from megatron_magi.core.kernel.backend import AttnCall, Pair, acc_dtype, subtract_dlse
+from megatron_magi.core.kernel.call_key import PreparedCalls, call_key
+from megatron_magi.core.kernel.head_dims import widths_of
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.sink import sink_lse_of
 from megatron_magi.core.kernel.sink_gradient import sink_gradient
 from megatron_magi.core.kernel.softmax import PLAIN_SOFTMAX, Softmax
-from megatron_magi.core.kernel.widths import widths_of
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.agreement.comparison import compare
 from megatron_magi.core.runtime.agreement.signature import Call
-from megatron_magi.core.runtime.kept_keys import KeptKeys
-from megatron_magi.core.runtime.prepared import kept_with, prepared_for
+from megatron_magi.core.runtime.prepared import cached_on, prepared_for
+from megatron_magi.core.runtime.saved_kv import SavedKV
 from megatron_magi.core.runtime.sent_queries import SentQueries
-from megatron_magi.core.runtime.stage_work import Feed, StageWork
+from megatron_magi.core.runtime.stage_context import KVPrefetcher, StageContext
 from megatron_magi.core.runtime.staged_backward import staged_backward
 from megatron_magi.core.runtime.token_dispatch import check_group
 
@@ -150,7 +150,7 @@ def _attend(
     ready = prepared_for(plan, group_rank(cp_group), q.device)
     backend = select_backend(config.kernel_backend, q.device, q.dtype, widths_of(q, v))
     comparison.wait()  # late, so that the preparation above overlaps with the comparison
-    work = StageWork(
+    work = StageContext(
         plan,
         ready,
         group,
@@ -161,8 +161,10 @@ def _attend(
         max_logits,
         config.keep_received_keys and will_backward(inputs),
     )
-    sinks = None if sink_lse is None else live(sink_lse)
-    out, lse = _apply(live(q), live(k), live(v), sinks, work)
+    sinks = None if sink_lse is None else unwrap_dead_functorch(sink_lse)
+    out, lse = _apply(
+        unwrap_dead_functorch(q), unwrap_dead_functorch(k), unwrap_dead_functorch(v), sinks, work
+    )
     return out, lse
 
 
@@ -186,7 +188,7 @@ def will_backward(inputs: tuple[Tensor, ...]) -> bool:
 class _DistAttn(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink_lse: Tensor | None, work: StageWork
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink_lse: Tensor | None, work: StageContext
     ) -> tuple[Tensor, Tensor]:
         so_far: Pair | None = None
         # A row with one stage is written in the final dtype directly; several stages accumulate.
@@ -194,10 +196,10 @@ class _DistAttn(torch.autograd.Function):
         dtype = acc_dtype(q.dtype) if merges or queries else q.dtype
         sent = None if queries is None else SentQueries(work, queries, q)
         returning = None
-        feed = Feed(work, work.ready.forward, k, v)
+        feed = KVPrefetcher(work, work.ready.forward, k, v)
         for stage, keys, values in feed:
             if so_far is None or stage.sees:
-                if feed.travelling is not None and work.transport.uses_sms:
+                if feed.in_flight is not None and work.transport.uses_sms:
                     head_start(q.device)
                 numbers = work.softmax_scale, work.max_logits, work.softcap
                 # Sinks join a row once: in the first result of several that merge, or where the
@@ -224,7 +226,7 @@ class _DistAttn(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, sink_lse, out, lse, *buffers = ctx.saved_tensors
         sink_lse = sink_lse if ctx.needs_input_grad[3] else None
-        work: StageWork = ctx.work
+        work: StageContext = ctx.work
         # Chosen again: a transport that has run out of memory since then is no longer there.
         work = work._replace(transport=transport_for(work.plan, work.group, q))
         scale, softcap = work.softmax_scale, work.softcap
@@ -233,13 +235,13 @@ class _DistAttn(torch.autograd.Function):
         dout = torch.zeros_like(out) if dout is None else dout
         delta = None  # left to staged_backward, unless lse or sinks have gradients
         if dlse is not None or sink_lse is not None:
-            delta = less_dlse(work.backend.delta(out, dout, lse.dtype), dlse)
-        kept = KeptKeys(buffers, k, v) if work.keeps else None
+            delta = subtract_dlse(work.backend.delta(out, dout, lse.dtype), dlse)
+        kept = SavedKV(buffers, k, v) if work.keeps else None
         grads = staged_backward(work, (q, k, v), (out, lse), (dout, delta), kept)
         return *grads, None if delta is None else sink_gradient(sink_lse, lse, delta), None
 
 
-_apply = direct_apply(_DistAttn)
+_apply = apply_without_functorch(_DistAttn)
 
 
 def _refuse_capture(q: Tensor) -> None:
@@ -252,14 +254,14 @@ def _refuse_capture(q: Tensor) -> None:
 
 
 def _check_local(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:
-    """Check each form of call once, because the layers and microbatches of a plan are alike."""
+    """Check each key of call once, because the layers and microbatches of a plan are alike."""
     if not type(q) is type(k) is type(v) is Tensor:
         return _check(q, k, v, plan)
-    form = form_of_qkv(q, k, v)
-    accepted: Calls = kept_with(plan, "accepted calls", Calls)
-    if form not in accepted:
+    key = call_key(q, k, v)
+    accepted: PreparedCalls = cached_on(plan, "accepted calls", PreparedCalls)
+    if key not in accepted:
         _check(q, k, v, plan)
-        accepted.keep(form, True)
+        accepted.keep(key, True)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, plan: AttnPlan) -> None:

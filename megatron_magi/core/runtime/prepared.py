@@ -24,14 +24,14 @@ from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.work_lists import make_work_lists
 from megatron_magi.core.plan import AttnPlan, RankPlan, StagePlan, TokenLayout
 from megatron_magi.core.plan.attn_plan import check_plan
-from megatron_magi.core.plan.kept_rows import kept_rows
+from megatron_magi.core.plan.saved_kv_index import saved_kv_index
 from megatron_magi.core.tensor_checks import device as checked_device
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class KeptBuffer:
+class PlanBuffer:
     """KeptRows on one device."""
 
     number: int
@@ -51,7 +51,7 @@ class PreparedStage:
     """Number of own rows in the key buffer; they come first."""
     sees: bool
     """True if there is a slice at all."""
-    kept: KeptBuffer | None
+    kept: PlanBuffer | None
     """Where a backward finds the key buffer of this stage if its forward keeps what it receives;
     None without ``MagiConfig.keep_received_keys`` and in a stage that receives nothing."""
 
@@ -121,11 +121,11 @@ def prepared_for(plan: AttnPlan, rank: int, device: torch.device) -> PreparedPla
     """``prepare`` without its checks and without work lists, which the first launch builds."""
     found: PreparedPlan | None = plan._kept.prepared.get((rank, device))
     if found is None:
-        found = kept_with(plan, (rank, device), lambda: _prepare(plan, rank, device))
+        found = cached_on(plan, (rank, device), lambda: _prepare(plan, rank, device))
     return found
 
 
-def kept_with(owner: AttnPlan | TokenLayout, key: Hashable, make: Callable[[], T]) -> T:
+def cached_on(owner: AttnPlan | TokenLayout, key: Hashable, make: Callable[[], T]) -> T:
     """The value that is kept with a plan or a token layout under a key; ``make`` builds it when it
     is first asked for. If two threads build it, both get the result that was stored first. The
     value must not refer to its owner, or both would live for ever."""
@@ -186,14 +186,14 @@ def _queries(
     return PreparedQueries(table, cast, cast.num_recv > 0)
 
 
-def _kept(view: RankPlan, device: torch.device) -> dict[StagePlan, KeptBuffer]:
-    places = kept_rows(view)
+def _kept(view: RankPlan, device: torch.device) -> dict[StagePlan, PlanBuffer]:
+    places = saved_kv_index(view)
     indices = [place.index for place in places.values() if place.index is not None]
     tables = iter(upload_together(indices, device) if indices else ())
     made = {}
     for stage, place in places.items():
         rows = slice(place.start, place.start + place.num_rows)
-        made[stage] = KeptBuffer(place.buffer, rows, None if place.index is None else next(tables))
+        made[stage] = PlanBuffer(place.buffer, rows, None if place.index is None else next(tables))
     return made
 
 

@@ -17,18 +17,18 @@ from torch import Tensor
 
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.group_reduce import PendingReduce, add_partials, group_reduce
-from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
+from megatron_magi.core.comm.row_buffer import concat_buffer, split_columns
 from megatron_magi.core.comm.transport import AllToAll
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse, Pair, acc_dtype
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.runtime.prepared import PreparedQueries
-from megatron_magi.core.runtime.stage_work import StageWork
+from megatron_magi.core.runtime.stage_context import StageContext
 
 
 class SentQueries:
     """A forward's queries: on their way, attending, and returning as (out, lse)."""
 
-    def __init__(self, work: StageWork, stage: PreparedQueries, q: Tensor) -> None:
+    def __init__(self, work: StageContext, stage: PreparedQueries, q: Tensor) -> None:
         """Start to send ``q`` [T, H, D]."""
         self.work, self.stage, self.q = work, stage, q
         self.transport = AllToAll(work.group)
@@ -39,7 +39,7 @@ class SentQueries:
         (q,) = self.arriving.wait()
         work, dtype = self.work, acc_dtype(self.q.dtype)
         shapes = [torch.Size((q.shape[1], v.shape[2])), torch.Size((q.shape[1],))]
-        results = rows_beside(q, len(q), shapes, dtype)
+        results = concat_buffer(q, len(q), shapes, dtype)
         if self.stage.sees:
             numbers = work.softmax_scale, work.max_logits, work.softcap
             call = AttnCall(q, k, v, self.stage.table, *numbers)
@@ -62,7 +62,7 @@ class SentQueries:
 class SentGradients:
     """A backward's queries and the gradients of their outputs: on their way, and their dq."""
 
-    def __init__(self, work: StageWork, stage: PreparedQueries, grad: Sequence[Tensor]) -> None:
+    def __init__(self, work: StageContext, stage: PreparedQueries, grad: Sequence[Tensor]) -> None:
         """Start to send.
 
         Args:
@@ -85,7 +85,7 @@ class SentGradients:
         # Copies, which are aligned; one row counts as contiguous where it is.
         lse, delta = (x.clone(memory_format=torch.contiguous_format) for x in self.sums.wait())
         work, dtype = self.work, acc_dtype(q.dtype)
-        results = rows_beside(q, len(q), [q.shape[1:]], dtype)
+        results = concat_buffer(q, len(q), [q.shape[1:]], dtype)
         if self.stage.sees:
             asked = AttnCall(q, k, v, self.stage.table, work.softmax_scale, None, work.softcap)
             deterministic = work.plan.config.deterministic

@@ -21,7 +21,7 @@ from megatron_magi.core.kernel.autograd import (
     refuse_transforms,
 )
 from megatron_magi.core.plan import AttnPlan, TokenLayout, make_shift_plan
-from megatron_magi.core.runtime.prepared import kept_with
+from megatron_magi.core.runtime.prepared import cached_on
 from megatron_magi.core.runtime.token_dispatch import (
     check_group,
     check_tokens,
@@ -89,7 +89,7 @@ def _prepared_shift(
         assert isinstance(cast, PreparedCast)
         return _PreparedShift(cast, *upload_together([plan.gather_index], device))
 
-    return kept_with(layout, ("shift", shift, rank, device), make)
+    return cached_on(layout, ("shift", shift, rank, device), make)
 
 
 def _shift(x: Tensor, shift: int, layout: TokenLayout, cp_group: CpGroup, dim: int) -> Tensor:

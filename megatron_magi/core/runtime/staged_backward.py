@@ -12,23 +12,23 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from megatron_magi.core.comm.group_reduce import Arriving, add_partials
-from megatron_magi.core.comm.node_cast import reduce_rows
+from megatron_magi.core.comm.group_reduce import PendingPartials, add_partials
+from megatron_magi.core.comm.hierarchical import reduce_rows
 from megatron_magi.core.comm.prepared_cast import PreparedCast
-from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
+from megatron_magi.core.comm.row_buffer import concat_buffer, split_columns
 from megatron_magi.core.comm.rows import head_start
 from megatron_magi.core.comm.transport_choice import transport_of_reduces
 from megatron_magi.core.cuda.side_stream import side_stream
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, Gradients, Pair, acc_dtype
-from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, widths_of
-from megatron_magi.core.runtime.kept_keys import KeptKeys
+from megatron_magi.core.kernel.head_dims import COMPILED_WIDTHS, widths_of
 from megatron_magi.core.runtime.prepared import PreparedStage
+from megatron_magi.core.runtime.saved_kv import SavedKV
 from megatron_magi.core.runtime.sent_queries import SentGradients, add_returned
-from megatron_magi.core.runtime.stage_work import Feed, Inputs, OutGrads, StageWork
+from megatron_magi.core.runtime.stage_context import Inputs, KVPrefetcher, OutGrads, StageContext
 
 
 def staged_backward(
-    work: StageWork, qkv: Inputs, result: Pair, of_out: OutGrads, kept: KeptKeys | None
+    work: StageContext, qkv: Inputs, result: Pair, of_out: OutGrads, kept: SavedKV | None
 ) -> Gradients:
     """dq [T, H, D], dk [T, G, D] and dv [T, G, E], in the dtypes of q, k and v.
 
@@ -40,12 +40,12 @@ def staged_backward(
     q, k, v = qkv
     *remote, own = work.ready.backward
     ahead = _may_run_ahead(work, q, v)
-    feed = Feed(work, remote if ahead else work.ready.backward, k, v, kept)
-    feed.held = feed.travelling if ahead else None
-    if feed.travelling is not None and work.transport.uses_sms:
+    feed = KVPrefetcher(work, remote if ahead else work.ready.backward, k, v, kept)
+    feed.keepalive = feed.in_flight if ahead else None
+    if feed.in_flight is not None and work.transport.uses_sms:
         head_start(q.device)
     walk = _Backward(work, qkv, result, of_out)
-    feed.between = walk.send
+    feed.on_fetch = walk.send
     with _running_ahead(q.device) if ahead else nullcontext():
         with side_stream(q.device).current() if ahead else nullcontext():
             for stage, keys, values in feed:
@@ -60,7 +60,7 @@ def staged_backward(
 class _Backward:
     """State of a backward: shared inputs, and the sums that stages add to."""
 
-    def __init__(self, work: StageWork, qkv: Inputs, result: Pair, of_out: OutGrads) -> None:
+    def __init__(self, work: StageContext, qkv: Inputs, result: Pair, of_out: OutGrads) -> None:
         """Arguments as of ``staged_backward``."""
         (q, k, v), (out, self.lse), (self.dout, self.delta) = qkv, result, of_out
         self.work, self.q, self.k, self.v = work, q, k, v
@@ -125,7 +125,7 @@ without exchanges, head_dim 128, the slowest of four ranks took 0.96 to 1.06 tim
 rows, 1.00 to 1.22 at 16K and 1.05 to 1.34 at 32K (record rank_times_h100_2026-11-27)."""
 
 
-def _may_run_ahead(work: StageWork, q: Tensor, v: Tensor) -> bool:
+def _may_run_ahead(work: StageContext, q: Tensor, v: Tensor) -> bool:
     """True if the stages on received keys may run beside the one on own keys, with priority.
 
     Their blocks then fill the GPU at the end of one kernel and at the start of the next one, and
@@ -157,7 +157,7 @@ def _running_ahead(device: torch.device) -> Iterator[None]:
 class KeyGradients:
     """Returns the gradients of a stage's keys and values to the ranks that own the rows."""
 
-    def __init__(self, work: StageWork, k: Tensor, v: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, work: StageContext, k: Tensor, v: Tensor, dtype: torch.dtype) -> None:
         """``dtype`` is that of the sums of this rank's rows until ``sums`` returns them."""
         self.work, self.k, self.v, self.dtype = work, k, v, dtype
         casts = [] if work.keeps else [x.cast for x in work.ready.backward if x.cast is not None]
@@ -165,7 +165,7 @@ class KeyGradients:
         self.shapes = k.shape[1:], v.shape[1:]
         self.place_of: Tensor | None = None
         self.mine: Pair | None = None  # gradients of this rank's rows, all from one stage
-        self.pending: list[Arriving] = []
+        self.pending: list[PendingPartials] = []
 
     def place(self, stage: PreparedStage) -> Pair:
         """Where the stage writes dk and dv, [num_keys, G, D or E]; sent rows lie side by side.
@@ -180,7 +180,7 @@ class KeyGradients:
         else:
             dtype = self.dtype if own else self.work.wire_dtype
             is_sent = dtype == self.work.wire_dtype  # as it is, not rounded first
-            room = self.transport.room if is_sent else rows_beside
+            room = self.transport.room if is_sent else concat_buffer
             self.place_of = room(self.k, stage.table.num_k, self.shapes, dtype)
             dk, dv = split_columns(self.place_of, self.shapes)
         if own:

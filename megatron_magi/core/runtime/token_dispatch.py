@@ -22,7 +22,7 @@ from megatron_magi.core.plan import AttnPlan, TokenLayout
 from megatron_magi.core.plan.attn_plan import check_plan
 from megatron_magi.core.runtime.agreement.comparison import begin_comparing, compare
 from megatron_magi.core.runtime.agreement.signature import Call
-from megatron_magi.core.runtime.prepared import kept_with
+from megatron_magi.core.runtime.prepared import cached_on
 from megatron_magi.core.tensor_checks import device as checked_device
 from megatron_magi.core.tensor_checks import fill, tensor
 
@@ -238,7 +238,7 @@ def _local_index(
         pads = np.flatnonzero(positions >= layout.total_seqlen)
         return upload_together([positions.clip(max=layout.total_seqlen - 1), pads], device)
 
-    index, pads = kept_with(layout, ("local rows", rank, device), make)
+    index, pads = cached_on(layout, ("local rows", rank, device), make)
     return index.here(), pads.here() if pads.data.shape[0] else None
 
 
@@ -248,7 +248,7 @@ def _inverse(layout: TokenLayout, device: torch.device) -> Tensor:
     def make() -> list[DeviceTable]:
         return upload_together([layout.permutation().argsort()[: layout.total_seqlen]], device)
 
-    return kept_with(layout, ("inverse", device), make)[0].here()
+    return cached_on(layout, ("inverse", device), make)[0].here()
 
 
 def layout_of(plan: AttnPlan, side: Side) -> TokenLayout:

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "planner/dispatch.h"
-#include "planner/repair.h"
+#include "planner/rebalance.h"
 
 namespace magi {
 namespace {

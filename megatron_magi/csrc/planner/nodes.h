@@ -10,7 +10,7 @@
 #include <span>
 #include <vector>
 
-#include "planner/needs.h"
+#include "planner/required_rows.h"
 #include "planner/rank_view.h"
 #include "planner/stages.h"
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "planner/loads.h"
+#include "planner/tile_costs.h"
 
 namespace magi {
 namespace {

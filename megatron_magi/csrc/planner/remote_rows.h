@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "planner/layout.h"
-#include "planner/needs.h"
+#include "planner/required_rows.h"
 
 namespace magi {
 

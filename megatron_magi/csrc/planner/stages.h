@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "planner/needs.h"
+#include "planner/required_rows.h"
 
 namespace magi {
 

@@ -6,7 +6,7 @@
 
 #include "planner/assignment.h"
 #include "planner/dispatch.h"
-#include "planner/repair.h"
+#include "planner/rebalance.h"
 #include "planner/rng.h"
 
 namespace magi {

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "planner/loads.h"
+#include "planner/tile_costs.h"
 #include "planner/reader_counts.h"
 
 namespace magi {

@@ -6,7 +6,7 @@
 
 #include "planner/ceil_div.h"
 #include "planner/dispatch.h"
-#include "planner/loads.h"
+#include "planner/tile_costs.h"
 #include "planner/remote_rows.h"
 
 namespace magi {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "planner/layout.h"
-#include "planner/needs.h"
+#include "planner/required_rows.h"
 #include "planner/nodes.h"
 #include "planner/stages.h"
 

@@ -17,7 +17,7 @@ int64_t rows_of_band(double rows, double row_bytes, double shared_bytes);
 
 // Cuts every item into bands of about so many rows, counted from its first one: the first bands of
 // all items in the list's order, then the second ones. A query tile stays whole. The blocks of a
-// tile add up what they have made (attention/backward/parts.cuh).
+// tile add up what they have made (attention/backward/split_tiles.cuh).
 void cut_into_bands(BwdWorkList& list, int64_t band_rows, int64_t tile_q);
 
 }  // namespace magi

@@ -12,7 +12,7 @@ from torch import Tensor
 from benchmarks.kernel import cudnn
 from benchmarks.lib.cell import LEVELS, Case, Inputs
 from benchmarks.lib.timing import difference
-from megatron_magi.core.kernel.widths import Widths
+from megatron_magi.core.kernel.head_dims import HeadDims
 from tests.benchmarks.kernel.dense_case import SEQLEN, attend, expected
 
 
@@ -46,7 +46,7 @@ def test_cudnns_graphs_run_at_both_levels(
     level: Any, direction: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case("packed_causal", SEQLEN, level)
-    x = Inputs.random(SEQLEN, (2, 1), Widths(16, 8), "cpu")
+    x = Inputs.random(SEQLEN, (2, 1), HeadDims(16, 8), "cpu")
     monkeypatch.setattr(cudnn, "_graphs", lambda case, *_: DenseGraphs(case))
     got = cudnn.Cudnn().call(case, direction, x)()
     assert difference(got, expected(case, direction, x)) < 1e-2
@@ -55,7 +55,7 @@ def test_cudnns_graphs_run_at_both_levels(
 
 def test_cudnns_graphs_know_every_row() -> None:
     """Each tensor has the heads and columns of the tensors that a call is given."""
-    x = Inputs.random(8, (6, 2), Widths(24, 16), "cpu")
+    x = Inputs.random(8, (6, 2), HeadDims(24, 16), "cpu")
     rows = {
         "q": x.q,
         "dq": x.q,
@@ -66,7 +66,7 @@ def test_cudnns_graphs_know_every_row() -> None:
         "o": x.dout,
         "do": x.dout,
     }
-    shapes = cudnn.row_shapes((6, 2), Widths(24, 16))
+    shapes = cudnn.row_shapes((6, 2), HeadDims(24, 16))
     assert shapes == {name: tuple(t.shape[1:]) for name, t in rows.items()}
 
 

@@ -14,7 +14,7 @@ from benchmarks.kernel import options
 from benchmarks.kernel.options import Deterministic, main, rows_of, same_bits, unfit
 from benchmarks.lib.cell import LEVELS, Case, Inputs
 from benchmarks.lib.flash import Flash3
-from megatron_magi.core.kernel.widths import Widths
+from megatron_magi.core.kernel.head_dims import HeadDims
 
 MASKS = options.OPTIONS["deterministic"].masks
 
@@ -63,7 +63,7 @@ def test_calls_differ_in_the_softcap_alone(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_row_has_medians_spread_and_their_ratio() -> None:
     times = {"without": [1.0, 2.0, 4.0], "softcap": [3.0, 3.0, 5.0]}
-    flops = Case("full", 1000).flops(4, Widths(64, 64), "fwd")
+    flops = Case("full", 1000).flops(4, HeadDims(64, 64), "fwd")
     (row,) = rows_of({}, flops, times, is_pair=True)
     assert row["ratio"] == 1.5 and row["without"]["min_ms"] == 1.0
     assert row["softcap"]["max_ms"] == 5.0
@@ -158,7 +158,7 @@ def test_sinks_join_inside_the_kernel_and_after_it_alike(
     monkeypatch.setattr(options, "flex_flash_attn_func",
                         lambda *a, **k: attend(*a, **{**k, "backend": "reference"}))  # fmt: skip
     monkeypatch.setattr(torch, "randn", lambda *s, device=None, **k: drawn(*s, **k))
-    at = options.Setting(Widths(64, 64), Case("causal", 16), options.arguments(["sink"]))
+    at = options.Setting(HeadDims(64, 64), Case("causal", 16), options.arguments(["sink"]))
     x = Inputs(*(drawn(16, heads, 64, dtype=torch.bfloat16) for heads in (64, 8, 8, 64)))
     calls = {}
     for name in (impl, impl.removeprefix("after_")):

@@ -22,8 +22,8 @@ from benchmarks.lib.masks import MASKS, block_causal
 from benchmarks.lib.timing import Budget, difference, rounds, row
 from megatron_magi import AttnMask
 from megatron_magi.core.kernel.backend import GradCall
+from megatron_magi.core.kernel.head_dims import HeadDims
 from megatron_magi.core.kernel.reference import ReferenceBackend
-from megatron_magi.core.kernel.widths import Widths
 from megatron_magi.core.mask.slices import slices_from_ranges
 from tests.benchmarks.kernel.dense_case import SEQLEN, attend, expected
 
@@ -98,7 +98,7 @@ def test_a_peer_computes_the_mask_or_refuses(
     peer: Any, name: str, direction: Any, softcap: float
 ) -> None:
     case = Case(name, SEQLEN, softcap=softcap)
-    x = Inputs.random(SEQLEN, (2, 1), Widths(16, 8), "cpu")
+    x = Inputs.random(SEQLEN, (2, 1), HeadDims(16, 8), "cpu")
     if peer.refuses(case, direction) is not None:
         assert name not in DOCUMENT_MASKS
         return
@@ -108,7 +108,7 @@ def test_a_peer_computes_the_mask_or_refuses(
 
 @pytest.mark.parametrize("name", ["causal", "packed_causal"])
 def test_a_peer_is_asked_for_equal_bits(peer: Any, name: str) -> None:
-    x = Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu")
+    x = Inputs.random(SEQLEN, (2, 1), HeadDims(16, 16), "cpu")
     for deterministic in (False, True):
         ASKED.clear()
         peer.call(Case(name, SEQLEN, deterministic=deterministic), "bwd", x)()
@@ -127,7 +127,7 @@ def test_ours_is_asked_for_equal_bits(
         return backward(self, call, grad)
 
     monkeypatch.setattr(ReferenceBackend, "backward", watched)
-    x = Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu")
+    x = Inputs.random(SEQLEN, (2, 1), HeadDims(16, 16), "cpu")
     Ours("reference").call(Case("causal", SEQLEN, level, deterministic=deterministic), "bwd", x)()
     assert asked == [deterministic]
 
@@ -175,7 +175,7 @@ def test_flex_takes_every_mask(name: str, softcap: float, monkeypatch: pytest.Mo
     monkeypatch.setattr(peers, "_compiled_flex", lambda case: flex_attention)
     monkeypatch.setattr(Inputs, "leaves", lambda x: [x.q, x.k, x.v])  # no gradient on the CPU
     case = Case(name, SEQLEN, softcap=softcap)
-    x = Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu")
+    x = Inputs.random(SEQLEN, (2, 1), HeadDims(16, 16), "cpu")
     want = attend(x.q, x.k, x.v, torch.from_numpy(case.mask.to_dense()), softcap)
     assert difference(Flex().call(case, "fwd", x)(), (want,)) < 1e-2
 
@@ -292,7 +292,7 @@ def test_ours_computes_the_mask_at_both_levels(
     level: Any, direction: Any, softcap: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case("packed_causal", SEQLEN, level, softcap)
-    x = Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu")
+    x = Inputs.random(SEQLEN, (2, 1), HeadDims(16, 16), "cpu")
     got = Ours("reference").call(case, direction, x)()
     assert [t.requires_grad for t in got] == [level == "autograd" and direction == "fwd"] * len(got)
     assert difference(got, expected(case, direction, x)) < 1e-2
@@ -304,7 +304,7 @@ def test_every_implementation_has_the_default_level() -> None:
 
 def test_all_forwards_through_autograd_record_a_graph(peer: Any) -> None:
     """None is spared what the others do."""
-    case, x = Case("packed_causal", SEQLEN), Inputs.random(SEQLEN, (2, 1), Widths(16, 16), "cpu")
+    case, x = Case("packed_causal", SEQLEN), Inputs.random(SEQLEN, (2, 1), HeadDims(16, 16), "cpu")
     (out,) = peer.call(case, "fwd", x)()
     assert out.requires_grad
     with pytest.raises(AssertionError, match="at which levels"):

@@ -12,7 +12,7 @@ from benchmarks.train.pairs import pairs, unexplained
 from benchmarks.train.pretrain import PARTS, words
 from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.launcher.changed_arguments import MASK_FLAG
-from megatron_magi.launcher.job import judge, prepare_megatron, read_job
+from megatron_magi.launcher.preflight import preflight, prepare_megatron, read_job
 
 pytestmark = pytest.mark.skipif(
     MEGATRON_VERSION[:2] < (0, 19), reason="the cases have flags of Megatron 0.19"
@@ -48,7 +48,7 @@ def test_the_launcher_takes_the_cases_of_four_gpus(monkeypatch: pytest.MonkeyPat
     for case in pretrain_te.maintained_cases(4):
         if case.name.startswith("magi"):
             job = read_job(words({**case.all_flags, "data-path": "corpus"}))
-            assert judge(job, case.gpus, here=False).gpus == 4, case.name
+            assert preflight(job, case.gpus, here=False).gpus == 4, case.name
 
 
 @pytest.mark.parametrize(

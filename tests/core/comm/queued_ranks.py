@@ -77,7 +77,7 @@ def flag(address: int) -> ctypes.c_uint32:
     return ctypes.c_uint32.from_address(address)
 
 
-def beside(xs: Sequence[Tensor], num_rows: int) -> rows_module.Beside | None:
+def beside(xs: Sequence[Tensor], num_rows: int) -> rows_module.FusedGather | None:
     """As if a library were loaded."""
     return rows_module._gathering_beside(num_rows, *[(x.shape, x.stride(), x.dtype) for x in xs])
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from megatron_magi.core.comm import copy_engine
 from megatron_magi.core.comm.symmetric_memory import FLAGS_BYTES, NUM_SLOTS, SymmetricMemory
-from megatron_magi.core.comm.transport import Arrival, RowCounts, Sending
+from megatron_magi.core.comm.transport import PendingRecv, PendingSend, RowCounts
 from megatron_magi.core.plan.peer_rows import peer_starts
 from tests.core.comm.queued_ranks import COLUMNS, Ranks, flag
 
@@ -70,7 +70,7 @@ def begin(ranks: Ranks, number: int, rows: np.ndarray, checked: list[int]) -> Ca
     return finish
 
 
-def send_filled(ranks: Ranks, number: int, rows: np.ndarray, recv: Tensor) -> Arrival:
+def send_filled(ranks: Ranks, number: int, rows: np.ndarray, recv: Tensor) -> PendingRecv:
     """Rows that a kernel writes into the slot, behind some that are not sent."""
     me, engine = ranks.rank, ranks.engines[ranks.rank]
     first, num_rows = number % 3, int(rows[me].sum())
@@ -79,7 +79,7 @@ def send_filled(ranks: Ranks, number: int, rows: np.ndarray, recv: Tensor) -> Ar
     return engine.exchange(room[first:], recv, counts_of(rows, me), first)
 
 
-def send_gathered(ranks: Ranks, number: int, rows: np.ndarray, recv: Tensor) -> Sending:
+def send_gathered(ranks: Ranks, number: int, rows: np.ndarray, recv: Tensor) -> PendingSend:
     """Rows of two tensors, in reverse order, gathered by the library."""
     me, engine, num_rows = ranks.rank, ranks.engines[ranks.rank], int(rows[ranks.rank].sum())
     index = torch.arange(num_rows, dtype=torch.int32).flip(0)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from megatron_magi.core.comm.group_cast import PendingCast, group_cast
 from megatron_magi.core.comm.prepared_cast import PreparedCast, prepare_casts
-from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
+from megatron_magi.core.comm.row_buffer import concat_buffer, split_columns
 from megatron_magi.core.comm.rows import gather_rows
-from megatron_magi.core.comm.transport import AllToAll, Sending
+from megatron_magi.core.comm.transport import AllToAll, PendingSend
 from megatron_magi.core.plan import GroupCastPlan
 from tests.core.comm.cast_cases import casts, index_of
 from tests.core.kernel import abi_on_cpu
@@ -28,10 +28,10 @@ def test_a_cast(mode: str, width: int, library: abi_on_cpu.CpuLibrary) -> None:
     xs = [torch.randn(60, 2, d).bfloat16() for d in (64, width)]
     shapes = [x.shape[1:] for x in xs]
     for cast in casts(mode):
-        send = split_columns(rows_beside(xs[0], cast.num_sent, shapes), shapes)
+        send = split_columns(concat_buffer(xs[0], cast.num_sent, shapes), shapes)
         gather_rows(xs, cast.send.here(), send)
-        buffer = rows_beside(xs[0], cast.num_own + cast.num_recv, shapes).fill_(7)
-        keys = PendingCast(Sending(buffer, None), xs, shapes, buffer, cast).wait()
+        buffer = concat_buffer(xs[0], cast.num_own + cast.num_recv, shapes).fill_(7)
+        keys = PendingCast(PendingSend(buffer, None), xs, shapes, buffer, cast).wait()
         for x, sent, key in zip(xs, send, keys, strict=True):
             assert torch.equal(sent, x[index_of(cast, "send")])
             assert torch.equal(key[: cast.num_own], x[index_of(cast, "own")])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from megatron_magi.core.comm import rows as row_moves
 from megatron_magi.core.comm.group_reduce import PendingReduce, add_partials
-from megatron_magi.core.comm.row_buffer import rows_beside
+from megatron_magi.core.comm.row_buffer import concat_buffer
 from tests.core.comm.cast_cases import casts
 from tests.core.kernel import abi_on_cpu
 
@@ -31,7 +31,7 @@ def test_partials_are_added(
     ready = sorted(casts("staged"), key=lambda cast: cast.num_sent)[-2:]
     own = [torch.randn(60, 2, d) for d in (64, width)]
     shapes = tuple(x.shape[1:] for x in own)
-    buffers = [rows_beside(own[0], cast.num_sent, shapes, received).normal_() for cast in ready]
+    buffers = [concat_buffer(own[0], cast.num_sent, shapes, received).normal_() for cast in ready]
 
     def sums() -> list[Tensor]:
         pairs = zip(buffers, ready, strict=True)

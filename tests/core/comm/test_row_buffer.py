@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from megatron_magi.core.comm.row_buffer import rows_beside, split_columns
+from megatron_magi.core.comm.row_buffer import concat_buffer, split_columns
 
 
 @pytest.mark.parametrize("shapes", [[(2, 3)], [(2, 3), (2, 3)], [(2, 3), (4,), (2, 1)]], ids=str)
@@ -11,7 +11,7 @@ def test_columns_are_split_as_they_were_laid(shapes: list[tuple[int, ...]]) -> N
     """Into views of one buffer, whether or not they are equally wide."""
     sizes = [torch.Size(shape) for shape in shapes]
     xs = [torch.randn(5, *shape, dtype=torch.float64) for shape in shapes]
-    rows = rows_beside(torch.zeros(1), 5, sizes, torch.float64)
+    rows = concat_buffer(torch.zeros(1), 5, sizes, torch.float64)
     assert rows.dtype == torch.float64 and rows.shape == (5, sum(s.numel() for s in sizes))
     rows.copy_(torch.cat([x.flatten(1) for x in xs], 1))
     for part, x in zip(split_columns(rows, sizes), xs, strict=True):

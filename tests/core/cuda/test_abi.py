@@ -15,7 +15,7 @@ import torch
 
 from megatron_magi.build import SOURCE_DIR
 from megatron_magi.core.cuda import abi
-from megatron_magi.core.cuda.abi import CudaKernelError, Pattern, Rows, TensorView
+from megatron_magi.core.cuda.abi import CudaKernelError, ParamTemplate, Rows, TensorView
 
 STRUCTS = {
     "MagiTensor": (TensorView, "params.h"),
@@ -108,7 +108,7 @@ def test_a_pattern_makes_the_struct_with_its_fields_assigned(direction: str) -> 
     names = import_module(f"megatron_magi.core.kernel.hopper.{direction}").VARYING
     kind = {"forward": abi.FwdParams, "backward": abi.BwdParams}[direction]
     params = kind.from_buffer_copy(bytes(i % 251 for i in range(ctypes.sizeof(kind))))
-    pattern = Pattern(params, names)
+    pattern = ParamTemplate(params, names)
     for first in (1, 2**30):
         values = range(first, first + len(names))
         for name, value in zip(names, values, strict=True):
@@ -121,14 +121,16 @@ def test_a_pattern_with_parts_of_arrays() -> None:
     params = abi.AddParams(num_rows=5)
     params.dst[1].stride = 9
     names = ["own.0.data", "own.1.data", "dst.1.data", "begin"]
-    made = abi.AddParams.from_buffer_copy(Pattern(params, names).filled(1, 2, 3, 4))
+    made = abi.AddParams.from_buffer_copy(ParamTemplate(params, names).filled(1, 2, 3, 4))
     assert [rows.data for rows in made.own] == [1, 2] and made.received[0].data is None
     assert (made.dst[0].data, made.dst[1].data, made.dst[1].stride) == (None, 3, 9)
     assert (made.begin, made.num_rows) == (4, 5)
 
 
 def test_a_pattern_of_numbers() -> None:
-    made = Pattern(abi.FwdParams(num_q=5), ["dtype", "softcap", "softmax_scale"]).filled(1, 0.5, -2)
+    made = ParamTemplate(abi.FwdParams(num_q=5), ["dtype", "softcap", "softmax_scale"]).filled(
+        1, 0.5, -2
+    )
     params = abi.FwdParams.from_buffer_copy(made)
     assert (params.num_q, params.dtype, params.softcap, params.softmax_scale) == (5, 1, 0.5, -2.0)
 

@@ -12,8 +12,8 @@ import torch
 
 from megatron_magi import build
 from megatron_magi.core.cuda import library as cuda_library
+from megatron_magi.core.kernel.head_dims import COMPILED_WIDTHS
 from megatron_magi.core.kernel.select import choose_backend_name, select_backend
-from megatron_magi.core.kernel.widths import COMPILED_WIDTHS
 
 BF16, FP16 = torch.bfloat16, torch.float16
 

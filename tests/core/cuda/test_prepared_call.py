@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from megatron_magi.core.cuda.abi import Pattern
+from megatron_magi.core.cuda.abi import ParamTemplate
 from megatron_magi.core.native import solver
 
 Function = CFUNCTYPE(c_int32, ctypes.c_void_p, POINTER(c_char), c_int32)
@@ -30,7 +30,7 @@ class Refused(RuntimeError):
     pass
 
 
-def call_of(function: Any, pattern: Pattern) -> Callable[..., None]:
+def call_of(function: Any, pattern: ParamTemplate) -> Callable[..., None]:
     address = ctypes.cast(function, ctypes.c_void_p).value
     return solver.prepared_call("magi_any", address, pattern.params, pattern.fields, Refused)
 
@@ -64,7 +64,7 @@ def test_the_function_gets_what_the_pattern_makes(
     names: list[str], function: Any, seen: list[bytes]
 ) -> None:
     given = Params(5, 6, 7, 8, 9.5, 10)
-    pattern = Pattern(given, names)
+    pattern = ParamTemplate(given, names)
     call = call_of(function, pattern)
     values = [value for name, value in zip(NAMES, VALUES, strict=True) if name in names]
     for some in (values, [1] * len(names), values):
@@ -74,7 +74,7 @@ def test_the_function_gets_what_the_pattern_makes(
 
 
 def test_a_code_is_raised_with_the_message(function: Any) -> None:
-    call = call_of(function, Pattern(Params(), ["count"]))
+    call = call_of(function, ParamTemplate(Params(), ["count"]))
     for _ in range(2):
         with pytest.raises(Refused, match="magi_any failed with code 3: count is 77"):
             call(77)
@@ -104,12 +104,12 @@ def test_values_that_do_not_fit_are_refused_before_the_call(
     name: str, value: object, error: type[Exception], function: Any, seen: list[bytes]
 ) -> None:
     with pytest.raises(error):
-        call_of(function, Pattern(Params(), [name]))(value)
+        call_of(function, ParamTemplate(Params(), [name]))(value)
     assert not seen
 
 
 def test_floats_are_what_the_pattern_makes_of_them(function: Any, seen: list[bytes]) -> None:
-    pattern = Pattern(Params(), ["scale"])
+    pattern = ParamTemplate(Params(), ["scale"])
     call = call_of(function, pattern)
     for value in (math.inf, -math.inf, 0.0, -0.0, -1.0, 1e-50, 3.4028235e38, 3):
         call(value)
@@ -119,7 +119,7 @@ def test_floats_are_what_the_pattern_makes_of_them(function: Any, seen: list[byt
 
 
 def test_other_numbers_of_values_are_refused(function: Any, seen: list[bytes]) -> None:
-    call = call_of(function, Pattern(Params(), ["place", "count"]))
+    call = call_of(function, ParamTemplate(Params(), ["place", "count"]))
     for values in ((), (1,), (1, 2, 3)):
         with pytest.raises(TypeError, match=f"2 positional values are required, got {len(values)}"):
             call(*values)
@@ -147,7 +147,7 @@ class Duration(Structure):
 def test_another_thread_runs_during_a_call() -> None:
     """A launch may wait for work that only another thread enqueues."""
     nanosleep = ctypes.CDLL(None).nanosleep
-    call = call_of(nanosleep, Pattern(Duration(0, 500_000_000), []))
+    call = call_of(nanosleep, ParamTemplate(Duration(0, 500_000_000), []))
     begun, ended = threading.Event(), threading.Event()
 
     def run() -> None:
@@ -170,7 +170,7 @@ def test_another_thread_runs_during_a_call() -> None:
 
 def test_only_the_library_makes_calls(function: Any) -> None:
     """One without a function would end the process."""
-    call = call_of(function, Pattern(Params(), ["count"]))
+    call = call_of(function, ParamTemplate(Params(), ["count"]))
     for make in (type(call), lambda: copy.copy(call), lambda: object.__new__(type(call))):
         with pytest.raises(TypeError):
             make()
@@ -181,7 +181,7 @@ def test_a_call_is_freed(function: Any) -> None:
         pass
 
     ended = weakref.ref(Own)
-    pattern = Pattern(Params(), ["count"])
+    pattern = ParamTemplate(Params(), ["count"])
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
     for _ in range(100):

@@ -19,7 +19,7 @@ from megatron_magi.core.cuda.abi import (
     DeltaParams,
     FwdParams,
     GatherParams,
-    Pattern,
+    ParamTemplate,
     Rows,
     SinkParams,
     TensorView,
@@ -36,7 +36,7 @@ class CpuLibrary:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def prepared(self, name: str, pattern: Pattern) -> Callable[..., None]:
+    def prepared(self, name: str, pattern: ParamTemplate) -> Callable[..., None]:
         return lambda *values: self.call(name, pattern.filled(*values))
 
     def call(self, name: str, params: ctypes.Structure | bytes) -> None:

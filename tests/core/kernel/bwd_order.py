@@ -37,7 +37,7 @@ class Adders:
     """The threads that add an item's steps in turns, each in its own order.
 
     Either they leave signals and used visits to the warp that writes visits (dq_in_order.cuh), or
-    they signal what they have added and say which visits they have read (own_signals.cuh).
+    they signal what they have added and say which visits they have read (dq_order_inline.cuh).
     """
 
     threads: int
@@ -50,7 +50,7 @@ ADDERS = {64: Adders(2, False), 128: Adders(1, True), 256: Adders(1, False)}
 
 class Block:
     """One running item: a warp writes visits ahead of the threads that add its steps, AT_ONCE at a
-    time, to a ring of twice as many (visits.cuh)."""
+    time, to a ring of twice as many (dq_order.cuh)."""
 
     AT_ONCE = 4
 

@@ -139,4 +139,4 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     functions = {"_flash_attn_fwd": _flash_attn_fwd, "_flash_attn_bwd": _flash_attn_bwd}
     module("flash_attn.cute.interface", **functions)
     module("flash_attn", cute=module("flash_attn.cute", utils=utils))
-    monkeypatch.delitem(sys.modules, "megatron_magi.core.kernel.flash4_cells", raising=False)
+    monkeypatch.delitem(sys.modules, "megatron_magi.core.kernel.fa4_mask_mod", raising=False)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import megatron_magi as magi
 from megatron_magi import flex_flash_attn_func, masks
 from megatron_magi.core.kernel import autograd
-from megatron_magi.core.kernel.flex_mask import block_mask, empty_rows
+from megatron_magi.core.kernel.flex_block_mask import block_mask, empty_rows
 from megatron_magi.core.kernel.slice_table import SliceTable, slices_tensor
 from tests.dense import dense_attention, random_qkv
 
@@ -257,7 +257,7 @@ class Doubled(torch.autograd.Function):
 
 def test_a_direct_apply_is_that_of_the_function_also_in_transforms() -> None:
     """Which refuse functions such as ours instead of leaving them out."""
-    double = autograd.direct_apply(Doubled)
+    double = autograd.apply_without_functorch(Doubled)
     x = torch.ones(3, requires_grad=True)
     (grad,) = torch.autograd.grad(double(x).sum(), x)
     assert grad.tolist() == [2, 2, 2]

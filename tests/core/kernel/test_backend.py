@@ -10,11 +10,11 @@ from torch import Tensor
 from megatron_magi.core.kernel.backend import (
     GradCall,
     acc_dtype,
-    deliver,
+    copy_grads_,
     final_delta,
-    less_dlse,
-    put_rows,
     row_delta,
+    scatter_rows_,
+    subtract_dlse,
 )
 from megatron_magi.core.kernel.slice_table import SliceTable
 
@@ -34,8 +34,8 @@ def test_delta_is_summed_in_the_dtype_that_is_asked_for() -> None:
 
 def test_a_gradient_of_lse_is_taken_off_delta() -> None:
     delta, dlse = draw(3, 2), draw(3, 2) * 5
-    assert less_dlse(delta, None) is delta
-    assert torch.equal(less_dlse(delta, dlse), delta - dlse)
+    assert subtract_dlse(delta, None) is delta
+    assert torch.equal(subtract_dlse(delta, dlse), delta - dlse)
 
 
 def test_delta_is_given_or_made_from_out() -> None:
@@ -56,7 +56,7 @@ def test_only_covered_rows_are_put_into_a_result() -> None:
     table = SliceTable(np.array(bands, np.int32), 8, 4)
     rows = draw(8, 2, 5), draw(8, 2)
     into = torch.full((8, 2, 5), 7.0), torch.full((8, 2), 7.0)
-    assert put_rows(rows, table, into) is into
+    assert scatter_rows_(rows, table, into) is into
     for x, made in zip(into, rows, strict=True):
         assert torch.equal(x[[1, 2, 3, 6]], made[[1, 2, 3, 6]].float())
         assert (x[[0, 4, 5, 7]] == 7).all()
@@ -64,10 +64,10 @@ def test_only_covered_rows_are_put_into_a_result() -> None:
 
 def test_gradients_are_delivered_where_they_are_wanted() -> None:
     grads = draw(4, 2, 5), draw(4, 2, 3)
-    assert deliver(grads, None) is grads
+    assert copy_grads_(grads, None) is grads
     buffer = torch.full((4, 3, 8), 7.0)
     wanted = buffer[:, 1:].split((5, 3), -1)
-    assert deliver(grads, wanted) is wanted
+    assert copy_grads_(grads, wanted) is wanted
     assert torch.equal(buffer[:, 1:], torch.cat(grads, -1).float()) and (buffer[:, 0] == 7).all()
 
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from megatron_magi import flex_flash_attn_func, masks
 from megatron_magi.core.kernel import op
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse
-from megatron_magi.core.kernel.op import Asked, Options, attend
+from megatron_magi.core.kernel.op import AttnOptions, AttnRequest, attend
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.slice_table import slices_tensor
 from tests.dense import random_qkv
@@ -21,7 +21,7 @@ from tests.dense import random_qkv
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 MASK = masks.from_cu_seqlens([0, 5, 12])
 SLICES = slices_tensor(MASK)
-OPTIONS = Options(0.3, FP64, "auto", False)
+OPTIONS = AttnOptions(0.3, FP64, "auto", False)
 WIDTHS = [8, (8, 6)]
 """head_dim of q and k, and of v where it has another."""
 
@@ -37,17 +37,17 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def as_op(q: Tensor, k: Tensor, v: Tensor, options: Options = OPTIONS) -> OutLse:
+def as_op(q: Tensor, k: Tensor, v: Tensor, options: AttnOptions = OPTIONS) -> OutLse:
     return torch.ops.magi.attn_fwd(q, k, v, SLICES, *options)
 
 
-def eager(q: Tensor, k: Tensor, v: Tensor, options: Options = OPTIONS) -> OutLse:
-    return attend(q, k, v, Asked(SLICES, options))
+def eager(q: Tensor, k: Tensor, v: Tensor, options: AttnOptions = OPTIONS) -> OutLse:
+    return attend(q, k, v, AttnRequest(SLICES, options))
 
 
-def below_a_mode(q: Tensor, k: Tensor, v: Tensor, options: Options = OPTIONS) -> OutLse:
+def below_a_mode(q: Tensor, k: Tensor, v: Tensor, options: AttnOptions = OPTIONS) -> OutLse:
     with Seen():
-        return attend(q, k, v, Asked(SLICES, options))
+        return attend(q, k, v, AttnRequest(SLICES, options))
 
 
 Attention = Callable[..., OutLse]
@@ -88,7 +88,7 @@ def test_a_forward_asks_for_what_it_is_given(
     way: Attention, width: int | tuple[int, int], backend: Recorder
 ) -> None:
     q, k, v = (x.detach() for x in inputs(BF16, width))
-    out, lse = way(q, k, v, Options(0.7, FP32, "reference", True, 3.0))
+    out, lse = way(q, k, v, AttnOptions(0.7, FP32, "reference", True, 3.0))
     assert (out.dtype, lse.dtype, lse.shape) == (FP32, FP32, (12, 4))
     assert backend.chosen == [("reference", q.device, BF16, (q.shape[2], v.shape[2]))]
     ((call, how),) = backend.calls
@@ -105,7 +105,7 @@ def test_a_backward_asks_for_the_same(
 ) -> None:
     """In the dtype of q, with the scale, the softcap and the backend of its forward."""
     q, k, v = inputs(BF16)
-    out, _ = way(q, k, v, Options(0.7, FP32, "flex", deterministic, 3.0))
+    out, _ = way(q, k, v, AttnOptions(0.7, FP32, "flex", deterministic, 3.0))
     dq, dk, dv = torch.autograd.grad(out.sum(), (q, k, v))
     assert {x.dtype for x in (dq, dk, dv)} == {BF16}
     assert backend.chosen == [("flex", q.device, BF16, (8, 8))] * (1 if way is eager else 2)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from megatron_magi.core.kernel import flash4, hopper
+from megatron_magi.core.kernel.head_dims import HeadDims
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.select import (
     BACKENDS,
@@ -18,11 +19,10 @@ from megatron_magi.core.kernel.select import (
     select_backend,
 )
 from megatron_magi.core.kernel.torch_flex import FlexBackend
-from megatron_magi.core.kernel.widths import Widths
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-TOO_WIDE = Widths(320, 320)
+TOO_WIDE = HeadDims(320, 320)
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ def test_auto(
 ) -> None:
     capability = (9, 0) if hopper_gpu else (8, 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert choose_backend_name(device, dtype, Widths(*widths)) == name
+    assert choose_backend_name(device, dtype, HeadDims(*widths)) == name
 
 
 def test_a_name_is_that_backend_on_a_gpu(made: list[tuple[torch.device, torch.dtype]]) -> None:
@@ -142,8 +142,8 @@ def test_flash_attention_4_is_chosen_on_blackwell_where_it_is_installed(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(flash4, "is_installed", lambda: installed)
-    assert choose_backend_name(GPU, BF16, Widths(*widths)) == name
-    assert choose_backend_name(GPU, FP32, Widths(*widths)) == "reference"
+    assert choose_backend_name(GPU, BF16, HeadDims(*widths)) == name
+    assert choose_backend_name(GPU, FP32, HeadDims(*widths)) == "reference"
 
 
 def test_flash_attention_4_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_flash_attention_4_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
         select_backend("fa4", GPU, BF16)
     monkeypatch.setattr(flash4, "is_installed", lambda: True)
     assert isinstance(select_backend("fa4", GPU, BF16), flash4.Flash4Backend)
-    for dtype, widths in ((BF16, Widths(192, 128)), (FP32, Widths(64, 64))):
+    for dtype, widths in ((BF16, HeadDims(192, 128)), (FP32, HeadDims(64, 64))):
         with pytest.raises(NotImplementedError, match="takes bf16 and fp16, and heads of multipl"):
             select_backend("fa4", GPU, dtype, widths)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))

@@ -12,7 +12,7 @@ import torch
 from megatron_magi import masks
 from megatron_magi.core.kernel import torch_flex
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
-from megatron_magi.core.kernel.flex_mask import (
+from megatron_magi.core.kernel.flex_block_mask import (
     block_mask,
     clear_empty_rows,
     empty_rows,
@@ -20,8 +20,8 @@ from megatron_magi.core.kernel.flex_mask import (
 )
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.reference import ReferenceBackend
-from megatron_magi.core.kernel.slice_parts import MOST_COMPARED, table_parts
 from megatron_magi.core.kernel.slice_table import SliceTable
+from megatron_magi.core.kernel.split_slices import MOST_COMPARED, table_parts
 from megatron_magi.core.kernel.torch_flex import FlexBackend
 from megatron_magi.core.mask import AttnMask
 from tests.dense import (

@@ -11,10 +11,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import megatron_magi as magi
 from megatron_magi import HeadShape, masks
-from megatron_magi.core.comm.node_cast import cast_rows
+from megatron_magi.core.comm.hierarchical import cast_rows
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.reference import ReferenceBackend
-from megatron_magi.core.runtime import stage_work
+from megatron_magi.core.runtime import stage_context
 from tests.core.runtime.runtime_jobs import SHAPE, staged
 from tests.dense import random_qkv
 from tests.process_pool import subgroup
@@ -61,7 +61,7 @@ def key_buffers(rank: int, cp_size: int) -> None:
         magi.dispatch(x, plan, group).detach().requires_grad_()
         for x in random_qkv(mask, 4, 2, 8, torch.float32, 0)[:3]
     ]
-    with mock.patch.object(stage_work, "cast_rows", spy):
+    with mock.patch.object(stage_context, "cast_rows", spy):
         out, _ = magi.dist_attn(*leaves, plan, group)
         out.sum().backward()
     assert len(made) == 10 and most == 2, (len(made), most)

@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 import megatron_magi as magi
 from megatron_magi import AttnMask
-from megatron_magi.core.comm.node_cast import cast_rows
+from megatron_magi.core.comm.hierarchical import cast_rows
 from megatron_magi.core.plan import AttnPlan
-from megatron_magi.core.runtime import stage_work
+from megatron_magi.core.runtime import stage_context
 from tests.core.runtime.runtime_jobs import NAMED, SHAPE, check_against_dense, staged
 from tests.dense import random_mask, random_qkv
 from tests.knobs import magi_config
@@ -31,7 +31,7 @@ def random_masks(
     for seed in seeds:
         length = 1 + seed % 61
         config = staged(degree, keep_received_keys=True, **how)
-        with mock.patch.object(stage_work, "cast_rows", wraps=cast_rows) as casts:
+        with mock.patch.object(stage_context, "cast_rows", wraps=cast_rows) as casts:
             check_against_dense(
                 random_mask(seed, length, length), config, group, torch.float64, seed
             )
@@ -96,7 +96,7 @@ def recomputed(rank: int, cp_size: int) -> None:
     local = [magi.dispatch(x, plan, group).detach().requires_grad_() for x in (q, k, v)]
     dout = magi.dispatch(dout, plan, group)
     plain = torch.autograd.grad(magi.dist_attn(*local, plan, group)[0], local, dout)
-    with mock.patch.object(stage_work, "cast_rows", wraps=cast_rows) as casts:
+    with mock.patch.object(stage_context, "cast_rows", wraps=cast_rows) as casts:
         out = checkpoint(lambda *x: magi.dist_attn(*x, plan, group)[0], *local, use_reentrant=False)
         again = torch.autograd.grad(out, local, dout)
     assert casts.call_count == 2 * casts_of_a_forward(plan, rank)  # computed twice

@@ -14,7 +14,7 @@ import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.core.comm.group_cast import group_cast
 from megatron_magi.core.comm.group_reduce import add_partials, group_reduce
-from megatron_magi.core.comm.node_cast import reduce_rows
+from megatron_magi.core.comm.hierarchical import reduce_rows
 from megatron_magi.core.comm.prepared_cast import prepare_casts
 from megatron_magi.core.comm.transport import AllToAll
 from megatron_magi.core.plan import GroupCastPlan, StagePlan

@@ -30,7 +30,7 @@ from megatron_magi.core.cuda.tables import DeviceBuffer, DeviceTable
 from megatron_magi.core.kernel import work_lists
 from megatron_magi.core.plan import make_attn_plan
 from megatron_magi.core.runtime.dist_attn import dist_attn_and_max_logits
-from megatron_magi.core.runtime.prepared import PreparedPlan, kept_with, prepare
+from megatron_magi.core.runtime.prepared import PreparedPlan, cached_on, prepare
 from tests.core.comm.cast_cases import check_cast
 from tests.dense import random_mask
 from tests.knobs import magi_config
@@ -195,10 +195,10 @@ def test_the_first_thread_counts() -> None:
     plan = make_plan()
 
     def make() -> str:
-        kept_with(plan, "key", lambda: "the other thread's")
+        cached_on(plan, "key", lambda: "the other thread's")
         return "ours"
 
-    assert kept_with(plan, "key", make) == "the other thread's"
+    assert cached_on(plan, "key", make) == "the other thread's"
 
 
 def check_prepared(plan: AttnPlan, rank: int) -> PreparedPlan:

@@ -17,7 +17,7 @@ from megatron_magi.core.cuda.abi import (
     DTYPE_CODES,
     BwdParams,
     DeltaParams,
-    Pattern,
+    ParamTemplate,
     TensorView,
 )
 from megatron_magi.core.cuda.library import (
@@ -26,14 +26,15 @@ from megatron_magi.core.cuda.library import (
     on_device,
     stream_handle,
 )
-from megatron_magi.core.kernel.autograd import must_dispatch
+from megatron_magi.core.kernel.autograd import needs_dispatcher
 from megatron_magi.core.kernel.backend import (
     AttnCall,
     GradCall,
     Gradients,
     row_delta,
 )
-from megatron_magi.core.kernel.form import form_of, form_of_pair, form_of_qkv
+from megatron_magi.core.kernel.call_key import call_key, key_of, key_of_pair
+from megatron_magi.core.kernel.head_dims import COMPILED_WIDTHS, HeadDims, widths_of
 from megatron_magi.core.kernel.hopper.call_checks import (
     DTYPES,
     check_call,
@@ -53,20 +54,19 @@ from megatron_magi.core.kernel.hopper.padding import (
     padded_call,
     padded_grad,
 )
-from megatron_magi.core.kernel.widths import COMPILED_WIDTHS, Widths, widths_of
 
 VALUE_DIMS = {widths.value_dim for widths in COMPILED_WIDTHS}
 
 
-VARYING = (
+PATCHED_FIELDS = (
     *(f"{name}.data" for name in ("q", "k", "v", "dout", "out", "dq_acc", "dq", "dk", "dv")),
     *("lse", "delta", "stats", "partial", "semaphores", "stream"),
 )
-"""The fields of BwdParams in which calls of one form differ."""
+"""The fields of BwdParams in which calls of one key differ."""
 
 
 Backward = Callable[[AttnCall, GradCall], Gradients]
-"""Function that computes the backwards of one form."""
+"""Function that computes the backwards of one key."""
 
 
 def backward(call: AttnCall, grad: GradCall) -> Gradients:
@@ -82,23 +82,23 @@ def backward(call: AttnCall, grad: GradCall) -> Gradients:
     """
     q, k, v, table, scale, _, softcap, _ = call
     dout, lse, delta, out, dtype, dq, dkv, deterministic = grad
-    form = (
-        form_of_qkv(q, k, v), scale, softcap,
+    key = (
+        call_key(q, k, v), scale, softcap,
         dout.shape, dout.stride(), dout.dtype, dout.device,
         lse.shape, lse.stride(), lse.dtype, lse.device,
-        None if delta is None else form_of(delta), None if out is None else form_of(out), dtype,
-        None if dq is None else form_of(dq), None if dkv is None else form_of_pair(dkv),
+        None if delta is None else key_of(delta), None if out is None else key_of(out), dtype,
+        None if dq is None else key_of(dq), None if dkv is None else key_of_pair(dkv),
         deterministic,
     )  # fmt: skip
-    found: Backward | None = table.calls.get(form)
+    found: Backward | None = table.calls.get(key)
     if found is None:
         found = _prepare(call, grad)
-        table.calls.keep(form, found)
+        table.calls.keep(key, found)
     return found(call, grad)
 
 
 def _prepare(call: AttnCall, grad: GradCall) -> Backward:
-    """Function that computes calls of a form whose first call passed the checks."""
+    """Function that computes calls of a key whose first call passed the checks."""
     widths = widths_for(call)
     if widths != widths_of(call.q, call.v):
         return partial(_on_wider_heads, widths)
@@ -118,7 +118,7 @@ def _prepare(call: AttnCall, grad: GradCall) -> Backward:
     in_fp32 = made[0].dtype == torch.float32
     floats = chosen.scratch_at[3] // 4 + (0 if in_fp32 else made[0].numel())
     new_scratch = new_of((floats,), torch.float32, call.q.device)
-    pattern = Pattern(_params(chosen, call, grad, made), VARYING)
+    pattern = ParamTemplate(_params(chosen, call, grad, made), PATCHED_FIELDS)
     run = cuda_library().prepared("magi_attn_bwd", pattern)
     return Launch(call.q.device, chosen, run, new_grads, new_scratch, in_fp32)
 
@@ -137,7 +137,7 @@ def _without_tokens(
     return dq.zero_() if grad.dq is None else dq, dk.zero_(), dv.zero_()
 
 
-def _on_wider_heads(widths: Widths, call: AttnCall, grad: GradCall) -> Gradients:
+def _on_wider_heads(widths: HeadDims, call: AttnCall, grad: GradCall) -> Gradients:
     """The same call on heads that a kernel has."""
     wide = padded_call(call, widths)
     return deliver_gradients(backward(wide, padded_grad(grad, wide)), call, grad)
@@ -164,7 +164,7 @@ def _on_copies(call: AttnCall, grad: GradCall) -> Gradients:
 
 
 def _params(chosen: ChosenBackward, call: AttnCall, grad: GradCall, made: Gradients) -> BwdParams:
-    """The parameters of a launch, without the fields in which calls of one form differ."""
+    """The parameters of a launch, without the fields in which calls of one key differ."""
     (q, k, v), (dq, dk, dv) = call[:3], made
     p = BwdParams.from_buffer_copy(chosen.params)
     p.q, p.k, p.v, p.dout, p.dk, p.dv = map(TensorView.of, (q, k, v, grad.dout, dk, dv))
@@ -188,7 +188,7 @@ def _params(chosen: ChosenBackward, call: AttnCall, grad: GradCall, made: Gradie
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch: what computes most calls of a form."""
+    """One launch: what computes most calls of a key."""
 
     device: torch.device
     chosen: ChosenBackward
@@ -237,7 +237,7 @@ def delta(out: Tensor, dout: Tensor, dtype: torch.dtype) -> Tensor:
         and dout.dtype == out.dtype
         and out.shape[-1] in VALUE_DIMS
         and out.numel() > 0
-        and not must_dispatch(out, dout)
+        and not needs_dispatcher(out, dout)
     )
     return kernel_delta(out, dout) if fits else row_delta(out, dout, dtype)
 
@@ -266,5 +266,5 @@ def _row_delta(
     views = (TensorView(0, *strides[:2]) for strides in strides_of_both)
     params = DeltaParams(*views, 0, 0, *shape, DTYPE_CODES[dtype])
     new_delta = new_of(tuple(shape[:2]), torch.float32, device)
-    pattern = Pattern(params, ("out.data", "dout.data", "delta", "stream"))
+    pattern = ParamTemplate(params, ("out.data", "dout.data", "delta", "stream"))
     return library.prepared("magi_row_delta", pattern), new_delta

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from megatron_magi.core.kernel.backend import AttnCall, GradCall, OutLse
-from megatron_magi.core.kernel.hopper.launch_values import is_aligned
-from megatron_magi.core.kernel.widths import (
-    Widths,
+from megatron_magi.core.kernel.head_dims import (
+    HeadDims,
     compiled_widths,
     too_wide,
     widths_of,
 )
+from megatron_magi.core.kernel.hopper.launch_values import is_aligned
 
 DTYPES = (torch.bfloat16, torch.float16)
 MIN_SCALE = {torch.bfloat16: 1e-30, torch.float16: 1e-6}
@@ -44,7 +44,7 @@ def check_device(device: torch.device, dtype: torch.dtype) -> None:
         )
 
 
-def widths_for(call: AttnCall) -> Widths:
+def widths_for(call: AttnCall) -> HeadDims:
     """The compiled widths that hold the heads of a call.
 
     Raises:

@@ -12,16 +12,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from megatron_magi.core.cuda.abi import DTYPE_CODES, FwdParams, Pattern, TensorView
+from megatron_magi.core.cuda.abi import DTYPE_CODES, FwdParams, ParamTemplate, TensorView
 from megatron_magi.core.cuda.library import cuda_library, on_device, stream_handle
 from megatron_magi.core.cuda.tables import DeviceBuffer
 from megatron_magi.core.kernel.backend import (
     AttnCall,
     OutLse,
     PreparedForward,
-    put_rows,
+    scatter_rows_,
 )
-from megatron_magi.core.kernel.form import form_of, form_of_pair, form_of_qkv
+from megatron_magi.core.kernel.call_key import call_key, key_of, key_of_pair
+from megatron_magi.core.kernel.head_dims import HeadDims, widths_of
 from megatron_magi.core.kernel.hopper.call_checks import check_call, check_output, widths_for
 from megatron_magi.core.kernel.hopper.choice import chosen_forward
 from megatron_magi.core.kernel.hopper.launch_values import (
@@ -36,12 +37,11 @@ from megatron_magi.core.kernel.hopper.launch_values import (
 from megatron_magi.core.kernel.hopper.padding import deliver_output, padded_call, padded_dtype
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.sink import check_joins
-from megatron_magi.core.kernel.widths import Widths, widths_of
 
-VARYING = (
+PATCHED_FIELDS = (
     "q.data", "k.data", "v.data", "out.data", "lse", "sink_lse", "max_logits", "counter", "stream",
 )  # fmt: skip
-"""The fields of FwdParams in which calls of one form differ."""
+"""The fields of FwdParams in which calls of one key differ."""
 
 
 def forward(
@@ -68,18 +68,18 @@ def prepared_forward(call: AttnCall, out_dtype: torch.dtype) -> PreparedForward:
 def _prepared(
     call: AttnCall, prev: OutLse | None, into: OutLse | None, out_dtype: torch.dtype | None
 ) -> Callable[..., OutLse]:
-    """Computes calls of a form, as a function of the call, ``prev`` and ``into``. It is kept
+    """Computes calls of a key, as a function of the call, ``prev`` and ``into``. It is kept
     in the table of the slices, so that the checks and the choice are those of the first call."""
     q, k, v, table, scale, _, softcap, sinks = call
-    form = (
-        form_of_qkv(q, k, v), scale, softcap, out_dtype,
-        None if sinks is None else form_of(sinks),
-        None if prev is None else form_of_pair(prev), None if into is None else form_of_pair(into),
+    key = (
+        call_key(q, k, v), scale, softcap, out_dtype,
+        None if sinks is None else key_of(sinks),
+        None if prev is None else key_of_pair(prev), None if into is None else key_of_pair(into),
     )  # fmt: skip
-    found: Callable[..., OutLse] | None = table.calls.get(form)
+    found: Callable[..., OutLse] | None = table.calls.get(key)
     if found is None:
         found = _prepare(call, prev, into, out_dtype)
-        table.calls.keep(form, found)
+        table.calls.keep(key, found)
     return found
 
 
@@ -105,7 +105,7 @@ def _prepare(
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch: what computes most calls of a form."""
+    """One launch: what computes most calls of a key."""
 
     device: torch.device
     tables: DeviceBuffer
@@ -147,7 +147,7 @@ def _on_copies(
 
 
 def _on_wider_heads(
-    widths: Widths, out_dtype: torch.dtype | None, call: AttnCall, prev: OutLse | None = None,
+    widths: HeadDims, out_dtype: torch.dtype | None, call: AttnCall, prev: OutLse | None = None,
     into: OutLse | None = None,
 ) -> OutLse:  # fmt: skip
     """The same call on heads that a kernel has."""
@@ -173,7 +173,7 @@ def _in_parts(
         merge_(*prev, out[0], lse[0])
         return prev
     if into is not None:
-        return put_rows((out[0].to(into[0].dtype), lse[0]), call.table, into)
+        return scatter_rows_((out[0].to(into[0].dtype), lse[0]), call.table, into)
     return out[0].to(out_dtype or q.dtype, copy=True), lse[0].clone()
 
 
@@ -205,7 +205,7 @@ def _prepared_launch(
     chosen: ChosenForward, call: AttnCall, given: OutLse | None,
     out_dtype: torch.dtype | None = None, *, merge: bool, fill_empty_rows: bool = True,
 ) -> Launch:  # fmt: skip
-    """The launch of calls of this one's form; ``given``: what it writes, None: new tensors."""
+    """The launch of calls of this one's key; ``given``: what it writes, None: new tensors."""
     q = call.q
     new_out = new_of(out_shape(call), out_dtype or q.dtype, q.device)
     new_lse = new_of(tuple(q.shape[:2]), torch.float32, q.device)
@@ -222,5 +222,5 @@ def _prepared_launch(
         p.num_empty_ranges = 0
     p.softmax_scale = call.softmax_scale
     p.softcap = call.softcap
-    run = cuda_library().prepared("magi_attn_fwd", Pattern(p, VARYING))
+    run = cuda_library().prepared("magi_attn_fwd", ParamTemplate(p, PATCHED_FIELDS))
     return Launch(q.device, chosen.tables, run, (new_out, new_lse), out_dtype)

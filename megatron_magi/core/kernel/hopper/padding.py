@@ -17,14 +17,14 @@ from megatron_magi.core.kernel.backend import (
     GradCall,
     Gradients,
     OutLse,
-    deliver,
-    put_rows,
+    copy_grads_,
+    scatter_rows_,
 )
+from megatron_magi.core.kernel.head_dims import HeadDims
 from megatron_magi.core.kernel.merge import merge_
-from megatron_magi.core.kernel.widths import Widths
 
 
-def padded_call(call: AttnCall, widths: Widths) -> AttnCall:
+def padded_call(call: AttnCall, widths: HeadDims) -> AttnCall:
     """The call with heads as wide as ``widths``."""
     q, k = (_padded(x, widths.head_dim) for x in (call.q, call.k))
     return call._replace(q=q, k=k, v=_padded(call.v, widths.value_dim))
@@ -47,7 +47,7 @@ def deliver_output(
     if prev is not None:
         merge_(*prev, out, lse)
         return prev
-    return (out.contiguous(), lse) if into is None else put_rows((out, lse), call.table, into)
+    return (out.contiguous(), lse) if into is None else scatter_rows_((out, lse), call.table, into)
 
 
 def padded_grad(grad: GradCall, wide: AttnCall) -> GradCall:
@@ -63,7 +63,7 @@ def deliver_gradients(padded: Gradients, call: AttnCall, grad: GradCall) -> Grad
     dq, dk, dv = (
         wide[..., : x.shape[-1]].contiguous() for wide, x in zip(padded, call[:3], strict=True)
     )
-    dk, dv = deliver((dk, dv), grad.dkv)
+    dk, dv = copy_grads_((dk, dv), grad.dkv)
     return dq if grad.dq is None else grad.dq.add_(dq), dk, dv
 
 

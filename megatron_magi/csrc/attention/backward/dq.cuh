@@ -1,7 +1,7 @@
 // dQ of a step on its way to global memory: fragments to a staging tile, from there by TMA
 // reduce-add, by one thread for each half of the columns.
 #pragma once
-#include "walk.cuh"
+#include "tile_walk.cuh"
 
 namespace magi {
 

@@ -5,8 +5,8 @@
 // 1,900, and a look at a counter as long as a load from the second-level cache, 700. So the three
 // are apart. A thread adds a tile, asks at once whether the next step has its turn, while the tile
 // is read, and notes in shared memory what is complete. Warp 1 signals that to the other blocks
-// (visits.cuh), because the thread would stand still until its release is done. At
-// head_dim 64 and 256 the thread signals itself (own_signals.cuh).
+// (dq_order.cuh), because the thread would stand still until its release is done. At
+// head_dim 64 and 256 the thread signals itself (dq_order_inline.cuh).
 //
 // The release is needed: with a relaxed store, other blocks saw the signal before the addition,
 // although the thread had waited for its completion.
@@ -15,7 +15,7 @@
 
 namespace magi {
 
-// The steps' visits, which warp 1 writes ahead (visits.cuh).
+// The steps' visits, which warp 1 writes ahead (dq_order.cuh).
 template <class Traits>
 struct BwdVisits {
   using T = Traits;

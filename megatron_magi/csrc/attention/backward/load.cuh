@@ -1,6 +1,6 @@
 // The loader, one thread: K and V once, then Q, dO, the stats and what the step is, by TMA.
 #pragma once
-#include "walk.cuh"
+#include "tile_walk.cuh"
 
 namespace magi {
 

@@ -2,7 +2,7 @@
 #pragma once
 #include "../device/lanes.h"
 #include "../device/wgmma.h"
-#include "parts.cuh"
+#include "split_tiles.cuh"
 
 namespace magi {
 

@@ -32,9 +32,9 @@ struct BwdTraits {
   static constexpr bool kSoftcap = kSoftcap_;
   static constexpr int kTileK = bwd_tile_k(kHeadDim);  // 64 per consumer warpgroup, or for both
   static constexpr int kTileQ = kBwdTileQ;
-  // Small heads leave room to work on two steps at a time (pairs.cuh).
+  // Small heads leave room to work on two steps at a time (consume_hdim64.cuh).
   static constexpr bool kInPairs = kHeadDim == 64;
-  // The widest heads: one consumer warpgroup has dV of the tile, the other one dK (relay.cuh).
+  // The widest heads: one consumer warpgroup has dV of the tile, the other one dK (consume_hdim256.cuh).
   static constexpr bool kRelay = kTileK == 64;
   // Wide heads leave room for one dO, one dS, and packed probabilities only.
   static constexpr bool kWide = !kRelay && kHeadDim + kValueDim > 256;
@@ -47,7 +47,7 @@ struct BwdTraits {
   static constexpr int kMetaSlots = (kRelay ? 4 : 2) * kStages;
   static constexpr int kVisitsAtOnce = kRelay ? 8 : 32;  // as many as there is room for
   // Deterministic mode: warp 1 signals what warps 2 and 3 have added (dq_in_order.cuh). In pairs
-  // and at the widest heads these signal themselves (own_signals.cuh).
+  // and at the widest heads these signal themselves (dq_order_inline.cuh).
   static constexpr bool kHandsOver = kDeterministic && !kInPairs && !kRelay;
   static constexpr int kVisitSlots = kDeterministic ? 2 * kVisitsAtOnce : 1;
   static constexpr int kThreads = 384;
@@ -93,7 +93,7 @@ struct BwdTraits {
     uint64_t dq_full[2], dq_empty[2];
     uint64_t ds_bars[kInPairs || kRelay ? 2 : 1];
     int32_t block;
-    // Deterministic mode, see visits.cuh, dq_in_order.cuh and own_signals.cuh.
+    // Deterministic mode, see dq_order.cuh, dq_in_order.cuh and dq_order_inline.cuh.
     BwdVisit visits[kVisitSlots];
     uint64_t visits_full[2], visits_empty[2];
     int32_t added[2];

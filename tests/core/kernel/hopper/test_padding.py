@@ -8,14 +8,14 @@ from torch import Tensor
 
 from megatron_magi import masks
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
+from megatron_magi.core.kernel.head_dims import HeadDims
 from megatron_magi.core.kernel.hopper import padding
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.slice_table import SliceTable
-from megatron_magi.core.kernel.widths import Widths
 
 F64 = torch.float64
 MASK = masks.from_cu_seqlens([0, 5, 12], total_seqlen=14)
-WIDE = Widths(8, 7)
+WIDE = HeadDims(8, 7)
 
 
 def narrow_call() -> tuple[AttnCall, Tensor]:
@@ -37,7 +37,7 @@ def test_a_padded_call_has_zeros_behind_the_heads() -> None:
 
 def test_what_is_wide_enough_is_not_copied() -> None:
     call, _ = narrow_call()
-    wide = padding.padded_call(call, Widths(5, 7))
+    wide = padding.padded_call(call, HeadDims(5, 7))
     assert wide.q is call.q and wide.k is call.k and wide.v is not call.v
 
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from megatron_magi import AttnMask, flex_flash_attn_func
-from megatron_magi.core.kernel import form, op
+from megatron_magi.core.kernel import call_key, op
 from megatron_magi.core.kernel.backend import AttnCall
 from megatron_magi.core.kernel.hopper import HopperBackend, launch_values
 from tests.core.kernel import abi_on_cpu
 from tests.core.kernel.hopper.launch_cases import BF16, NAMED
-from tests.core.kernel.hopper.test_form import moved
+from tests.core.kernel.hopper.test_call_key import moved
 
 MASK = NAMED["packed"]
 TOKENS = MASK.total_seqlen_q
@@ -224,7 +224,7 @@ def test_threads_share_what_is_kept(kernel: Counted) -> None:
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        with ThreadPoolExecutor(4) as threads, mock.patch.object(form, "MOST_FORMS", 2):
+        with ThreadPoolExecutor(4) as threads, mock.patch.object(call_key, "MOST_CALLS", 2):
             made = list(threads.map(lambda number: call(slices, number), numbers))
     finally:
         sys.setswitchinterval(usual)
