@@ -52,7 +52,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Setting:
-    """Widths, mask and length of some cells, and what else was asked for."""
+    """HeadDims, mask and length of some cells, and what else was asked for."""
 
     widths: HeadDims
     case: Case

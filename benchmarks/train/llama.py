@@ -25,11 +25,12 @@ from pathlib import Path
 from threading import Condition
 
 from benchmarks.lib.options import at_least
+from benchmarks.train import early_start
 from benchmarks.train.llama_cases import GROUPS, RECIPE, Case, base_flags
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
 
-ENDED = "run.json"
+ENDED, LOG, GATE = "run.json", "log.txt", "gate"
 SAVES_GRADIENTS = "--save-wgrads-interval"
 CHECKPOINT = "latest_checkpointed_iteration.txt"
 MOST_AT_ONCE = 12
@@ -100,7 +101,7 @@ def detach(out: Path) -> int:
 def status(out: Path) -> list[str]:
     """A line for each run that was begun."""
     lines = []
-    for log in sorted(out.glob("*/log.txt"), key=lambda path: path.stat().st_mtime):
+    for log in sorted(out.glob(f"*/{LOG}"), key=lambda path: path.stat().st_mtime):
         ended = log.parent / ENDED
         facts = json.loads(ended.read_text()) if ended.is_file() else {}
         code = facts.get("code")
@@ -123,7 +124,8 @@ class Queue:
 
     def make(self, cases: list[Case]) -> int:
         """0 if all ended well."""
-        with ThreadPoolExecutor(MOST_AT_ONCE) as threads:
+        most = 2 if all(map(self._needs_all, cases)) else MOST_AT_ONCE  # one trains, one imports
+        with ThreadPoolExecutor(most) as threads:
             codes = list(threads.map(self._make, cases))
         return max(codes, default=0)
 
@@ -133,10 +135,11 @@ class Queue:
         if ended.is_file() and json.loads(ended.read_text())["code"] == 0:
             return 0
         folder.mkdir(parents=True, exist_ok=True)
+        early = self._start(case, folder, self.options.gpus) if self._needs_all(case) else None
         taken = self._take(case)
         began = time.monotonic()
         try:
-            code = self._run(case, folder, taken)
+            code = self._finish(early or self._start(case, folder, taken), folder)
         finally:
             self._give_back(case, taken)
             if SAVES_GRADIENTS in case.flags:
@@ -147,22 +150,36 @@ class Queue:
         print(f"{case.name}: exit code {code}, {facts['seconds']} s", flush=True)
         return code
 
-    def _run(self, case: Case, folder: Path, gpus: list[str]) -> int:
+    def _needs_all(self, case: Case) -> bool:
+        """True if its GPUs are known before they are free; it may import until then."""
+        return case.part == 1 and case.gpus == len(self.options.gpus)
+
+    def _start(self, case: Case, folder: Path, gpus: list[str]) -> subprocess.Popen[str]:
+        """The processes of a run, which wait for its gate if they were started early."""
         begins = None if case.draws_weights else self._weights(case)
         words = case.words(
             base_flags(self.options.recipe, self.options.data, self.options.more), folder, begins
         )
+        module = "benchmarks.train.early_start" if self._needs_all(case) else case.launcher
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        launcher += ["--nproc-per-node", str(case.gpus), "-m", case.launcher, "pretrain_gpt"]
+        launcher += ["--nproc-per-node", str(case.gpus), "-m", module, "pretrain_gpt"]
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-        with (folder / "log.txt").open("w") as log:
-            try:
-                return subprocess.run(
-                    [*launcher, *words], env={**os.environ, **visible, **case.environment},
-                    stdout=log, stderr=log, timeout=self.options.limit_s,
-                ).returncode  # fmt: skip
-            except subprocess.TimeoutExpired:
-                return 124
+        visible[early_start.GATE] = str((folder / GATE).absolute())
+        (folder / GATE).unlink(missing_ok=True)
+        with (folder / LOG).open("w") as log:
+            return subprocess.Popen(
+                [*launcher, *words], env={**os.environ, **visible, **case.environment},
+                stdout=log, stderr=log, text=True,
+            )  # fmt: skip
+
+    def _finish(self, run: subprocess.Popen[str], folder: Path) -> int:
+        (folder / GATE).touch()
+        try:
+            return run.wait(self.options.limit_s)
+        except subprocess.TimeoutExpired:
+            run.terminate()  # torchrun ends its processes
+            run.wait()
+            return 124
 
     def _weights(self, case: Case) -> Path:
         found: Path = self.options.weights or self.options.out / "weights" / "save"

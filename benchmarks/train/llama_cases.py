@@ -57,6 +57,8 @@ class Case:
     is_fp32: bool = False
     draws_weights: bool = False
     """Others load them: a tensor-parallel rank draws others."""
+    saves: bool = True
+    """Its weights at the end, and its gradients."""
     launcher: str = "megatron_magi.run"
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -71,7 +73,9 @@ class Case:
         left_out = {"--bf16"} if self.is_fp32 else set()
         left_out |= NOT_WITH_SGD if "sgd" in self.flags else set()
         words = [word for word in base if word not in left_out]
-        words += [*self.flags, "--save", str(folder / "save"), *KEPT_WEIGHTS]
+        words += self.flags
+        if self.saves:
+            words += ["--save", str(folder / "save"), *KEPT_WEIGHTS]
         words += ["--tensorboard-dir", str(folder), "--log-timers-to-tensorboard"]
         if weights is not None:
             words += ["--load", str(weights), "--finetune", "--no-load-optim", "--no-load-rng"]
@@ -126,11 +130,11 @@ def curves(steps: int = 300) -> list[Case]:
     dp2_cp2 = ("--context-parallel-size", "2", "--micro-batch-size", "2")
     return [
         Case("stock_cudnn_1", (*CUDNN, *length), 4),
-        Case("flag_cp4", (*MAGI, *CP4, *joined, *length), 4),
-        Case("stock_fa3", (*FA3, *length), 4),
-        Case("flag_tp2_cp2", (*MAGI, *TP2_CP2, *joined, *length), 4),
-        Case("stock_cudnn_2", (*CUDNN, *length), 4),
-        Case("flag_dp2_cp2", (*MAGI, *dp2_cp2, *length), 4),
+        Case("flag_cp4", (*MAGI, *CP4, *joined, *length), 4, saves=False),
+        Case("stock_fa3", (*FA3, *length), 4, saves=False),
+        Case("flag_tp2_cp2", (*MAGI, *TP2_CP2, *joined, *length), 4, saves=False),
+        Case("stock_cudnn_2", (*CUDNN, *length), 4, saves=False),
+        Case("flag_dp2_cp2", (*MAGI, *dp2_cp2, *length), 4, saves=False),
     ]
 
 
@@ -139,10 +143,10 @@ def held_out() -> list[Case]:
     once = ("--skip-train", "--train-iters", "300", "--global-batch-size", "16")
     once += ("--eval-interval", "300", "--eval-iters", "8")
     return [
-        Case("held_cudnn", (*CUDNN, *once), 1, WHOLE_BF16),
-        Case("held_fa3", (*FA3, *once), 1, WHOLE_BF16),
-        Case("held_magi_cp1", (*MAGI, *once), 1, WHOLE_BF16),
-        Case("held_magi_cp4", (*MAGI, *CP4, *once), 4, SHARDED_BF16),
+        Case("held_cudnn", (*CUDNN, *once), 1, WHOLE_BF16, saves=False),
+        Case("held_fa3", (*FA3, *once), 1, WHOLE_BF16, saves=False),
+        Case("held_magi_cp1", (*MAGI, *once), 1, WHOLE_BF16, saves=False),
+        Case("held_magi_cp4", (*MAGI, *CP4, *once), 4, SHARDED_BF16, saves=False),
     ]
 
 

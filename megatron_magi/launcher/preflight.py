@@ -80,7 +80,7 @@ def prepare_megatron() -> None:
 
     Raises:
         ImportError: a megatron-core without the training program.
-        RefusedJob: a Megatron whose code is not what the launcher knows.
+        JobRejected: a Megatron whose code is not what the launcher knows.
     """
     skip_compilation_of_wheels()
     install_cpu_training()
@@ -98,7 +98,7 @@ def read_job(flags: Sequence[str], script: str = "") -> Job:
         script: The script's source; a flag that it names is one that it adds itself.
 
     Raises:
-        RefusedJob: our own flags are wrong, or none of them switches magi on.
+        JobRejected: our own flags are wrong, or none of them switches magi on.
     """
     said = io.StringIO()
     try:
@@ -123,7 +123,7 @@ def preflight(job: Job, gpus: int | None = None, *, here: bool = True) -> JobSum
         here: whether it runs on this machine; else the rules about the machine are left out.
 
     Raises:
-        RefusedJob: with all refusals of the launcher at once, or with Megatron's first one.
+        JobRejected: with all refusals of the launcher at once, or with Megatron's first one.
     """
     count = job.model_size if gpus is None else gpus
     rules = refusals(

@@ -203,6 +203,7 @@ OTHERWISE = {
     "benchmarks/train/pretrain_named": "stands in for megatron_magi.run",
     "benchmarks/train/pretrain_one_gpu": "does too",
     "benchmarks/train/pretrain_sft": "does too",
+    "benchmarks/train/early_start": "is started by llama",
     "benchmarks/train/warm_rank": "is started by warm_ranks",
     "scripts/check_jobs": "is like check_hooks",
     "scripts/check_hooks": "runs where the package is not installed",
@@ -223,7 +224,7 @@ def test_programs_end_the_same_way(path: Path) -> None:
     text = path.read_text()
     if '"__main__":' not in text or name_of(path) in OTHERWISE:
         return
-    assert text.endswith('if __name__ == "__main__":\n    raise SystemExit(guarded(main))\n')
+    assert text.endswith('if __name__ == "__main__":\n    raise SystemExit(run_cli(main))\n')
     assert not re.search(r"argparse\.ArgumentParser\(", text), "CommandParser suggests"
 
 

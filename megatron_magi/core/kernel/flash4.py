@@ -27,7 +27,7 @@ MOST_WIDTH = 128
 """Wider heads get other block sizes in the backward than in the forward, and one list of blocks
 serves both."""
 WIDTHS_STEP = 8
-"""Widths of heads are multiples of it."""
+"""Head dims are multiples of it."""
 MODULE = "flash_attn.cute"
 CAPABILITIES = (9, 10)
 """Major compute capabilities on which FlashAttention-4 skips blocks, forward and backward."""

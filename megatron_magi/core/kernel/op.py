@@ -2,7 +2,7 @@
 
 torch.compile, meta tensors, dispatch modes and autograd see ``torch.ops.magi``. PyTorch's Python
 dispatch and autograd of such an op take longer than the launch itself, so an eager call that none
-of them must see goes directly to the backend (``autograd.must_dispatch``).
+of them must see goes directly to the backend (``autograd.needs_dispatcher``).
 
 T query tokens, S key tokens, H query heads, G key/value heads, D head_dim of queries and keys, E of
 values and outputs, N slices.

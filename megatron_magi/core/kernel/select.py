@@ -23,7 +23,7 @@ logger = logging.getLogger("megatron_magi")
 
 BACKENDS = get_args(KernelBackend)
 ANY_WIDTHS = COMPILED_WIDTHS[0]
-"""Widths for callers that do not know their heads yet."""
+"""Head dims for callers that do not know their heads yet."""
 
 
 def is_hopper(device: torch.device) -> bool:

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PlanBuffer:
-    """KeptRows on one device."""
+    """SavedKVIndex on one device."""
 
     number: int
     rows: slice

@@ -223,7 +223,7 @@ def _rows(config: RunConfig, tokens: int) -> int:
 
 
 def _qkv_elements(config: RunConfig, plan: AttnPlan | None) -> int:
-    """Widths of a row's query, key and value; by the plan, values may differ from keys."""
+    """HeadDims of a row's query, key and value; by the plan, values may differ from keys."""
     if plan is None:
         return _qkv_width(config)
     heads = plan.head_shape

@@ -50,7 +50,7 @@ def runs(tmp_path: Path) -> dict[str, str]:
 def run(capsys: Capture, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["gradient_shares", *words])
     with pytest.raises(SystemExit) as end:
-        raise SystemExit(gradient_shares.guarded(gradient_shares.main))
+        raise SystemExit(gradient_shares.run_cli(gradient_shares.main))
     out, err = capsys.readouterr()
     return int(end.value.code or 0), out, err
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.train import llama, llama_cases
+from benchmarks.train import early_start, llama, llama_cases
 from benchmarks.train.llama_cases import Case
 from tests.cli.command import Capture
 
@@ -28,12 +28,19 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str]]:
     """Commands and GPUs of runs, which do nothing; those of `bad` end with 3."""
     seen: list[tuple[list[str], str]] = []
 
-    def run(command: list[str], env: dict[str, str], stdout: Any, **more: Any) -> Any:
-        seen.append((command, env["CUDA_VISIBLE_DEVICES"]))
-        stdout.write(" iteration 1/1 | lm loss: 2.0\n")
-        return SimpleNamespace(returncode=3 if "--bad" in command else 0)
+    class FakeRun:
+        def __init__(self, command: list[str], env: dict[str, str], stdout: Any, **more: Any):
+            seen.append((command, env["CUDA_VISIBLE_DEVICES"]))
+            stdout.write(" iteration 1/1 | lm loss: 2.0\n")
+            self.gate = Path(env[early_start.GATE])
+            assert not self.gate.exists()
+            self.code = 3 if "--bad" in command else 0
 
-    monkeypatch.setattr(llama.subprocess, "run", run)
+        def wait(self, limit_s: float) -> int:
+            assert self.gate.exists(), "it has its GPUs now"
+            return self.code
+
+    monkeypatch.setattr(llama.subprocess, "Popen", FakeRun)
     return seen
 
 
@@ -69,6 +76,29 @@ def test_runs_have_gpus_of_their_own_and_are_not_made_twice(
     assert any(x.startswith("bad: failed, exit code 3") for x in said)
 
 
+def test_a_run_of_all_gpus_imports_while_another_trains(
+    tmp_path: Path, started: list[tuple[list[str], str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one does, so that runs keep their order."""
+    most: list[int] = []
+    pool = llama.ThreadPoolExecutor
+    monkeypatch.setattr(llama, "ThreadPoolExecutor", lambda n: most.append(n) or pool(n))
+    cases = [Case(name, (), 2, draws_weights=True, saves=False) for name in ("a", "b", "c")]
+    assert llama.Queue(options(tmp_path)).make(cases) == 0 and most == [2]
+    assert all("benchmarks.train.early_start" in command for command, _ in started)
+    assert not any("--save" in command for command, _ in started)
+
+
+def test_an_early_start_waits_for_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, waits = tmp_path / "gate", []
+    monkeypatch.setenv(early_start.GATE, str(gate))
+    monkeypatch.setattr(early_start.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(early_start.time, "sleep", lambda s: (waits.append(s), gate.touch()))
+    monkeypatch.setattr(early_start.run, "main", lambda: waits.append("ran"))
+    early_start.main()
+    assert waits == [early_start.POLL_S, "ran"]
+
+
 def test_runs_share_gpus_up_to_their_memory(tmp_path: Path) -> None:
     """The emptiest GPUs first, and none twice for one run."""
     queue = llama.Queue(options(tmp_path, gpus=["0", "1", "2"]))
@@ -86,13 +116,15 @@ def test_only_the_named_runs_are_made(
 ) -> None:
     words = ["llama", "curves", "held_out", "--only", "held_fa3,flag_cp4", "--gpus", "0,1,2,3"]
     monkeypatch.setattr(sys, "argv", [*words, "--out", str(tmp_path)])
-    assert llama.guarded(llama.main) == 2, "there is no checkpoint to begin at"
+    assert llama.run_cli(llama.main) == 2, "there is no checkpoint to begin at"
     started.clear()
     save = tmp_path / "weights" / "save"
     save.mkdir(parents=True)
     (save / llama.CHECKPOINT).write_text("300")
-    assert llama.guarded(llama.main) == 0
-    named = [command[command.index("--save") + 1].split("/")[-2] for command, _ in started]
+    assert llama.run_cli(llama.main) == 0
+    named = [
+        command[command.index("--tensorboard-dir") + 1].split("/")[-1] for command, _ in started
+    ]
     assert named == ["flag_cp4", "held_fa3"]
     loads = [command[command.index("--load") + 1] for command, _ in started if "--load" in command]
     assert loads == [str(save)] * 2
@@ -104,5 +136,5 @@ def test_too_few_gpus_are_one_line(
     monkeypatch.setattr(
         sys, "argv", ["llama", "gradients", "--out", str(tmp_path), "--gpus", "0,1"]
     )
-    assert llama.guarded(llama.main) == 2
+    assert llama.run_cli(llama.main) == 2
     assert "as many GPUs as the widest run needs are required, got 2" in capsys.readouterr().err

@@ -34,7 +34,7 @@ def judge(
 ) -> tuple[int, str]:
     words = ["--stock", *stock, "--magi", *magi, "--steps", "30", "60"]
     monkeypatch.setattr(sys, "argv", ["two_groups", *words])
-    code = two_groups.guarded(two_groups.main)
+    code = two_groups.run_cli(two_groups.main)
     out, err = capsys.readouterr()
     return code, out + err
 
@@ -62,5 +62,5 @@ def test_too_few_runs_and_steps_are_one_line(
     code, said = judge(capsys, monkeypatch, stock[:1], magi)
     assert code == 2 and "two runs or more of each program are needed, got 1 and 3" in said
     monkeypatch.setattr(sys, "argv", ["two_groups", "--stock", *stock, "--magi", *magi])
-    assert two_groups.guarded(two_groups.main) == 2
+    assert two_groups.run_cli(two_groups.main) == 2
     assert "runs must have 300 steps, got fewer in " in capsys.readouterr().err

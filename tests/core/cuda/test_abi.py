@@ -105,7 +105,7 @@ def test_a_view_is_where_the_tensor_begins_and_its_strides() -> None:
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_pattern_makes_the_struct_with_its_fields_assigned(direction: str) -> None:
     """Of every field that a launch fills in, each with a value of its own."""
-    names = import_module(f"megatron_magi.core.kernel.hopper.{direction}").VARYING
+    names = import_module(f"megatron_magi.core.kernel.hopper.{direction}").PATCHED_FIELDS
     kind = {"forward": abi.FwdParams, "backward": abi.BwdParams}[direction]
     params = kind.from_buffer_copy(bytes(i % 251 for i in range(ctypes.sizeof(kind))))
     pattern = ParamTemplate(params, names)
