@@ -74,7 +74,7 @@ def _help() -> str:
     from megatron_magi.launcher.flags import flag_parser
 
     return (
-        f"{USAGE}\n\nOur flags, beside the script's own:\n{flag_parser().format_help()}"
+        f"{USAGE}\n\nmagi's flags, in addition to the script's own:\n{flag_parser().format_help()}"
         f"  {recipe.FLAG} FILE\n"
         f"                        a YAML file of flags, or one of: {', '.join(recipe.packaged())}\n"
     )

@@ -67,7 +67,7 @@ def check_mtp(config: Any) -> None:
     if getattr(config, "mtp_standalone", False):
         raise NotImplementedError(
             "multi-token prediction requires its layers on the last pipeline stage here, got a "
-            "pipeline_model_parallel_layout that gives them a stage of their own; put them beside "
+            "pipeline_model_parallel_layout that gives them a stage of their own; put them with "
             "the loss"
         )
     if config.recompute_method == "uniform" and not can_recompute():

@@ -94,7 +94,7 @@ def _script_and_flags(words: list[str]) -> tuple[Path, list[str]]:
                 raise UsageError(str(error)) from error
     got = " ".join(word for word in words[:3] if word != "--")
     raise UsageError(
-        f"a pretrain script and its flags are required behind --, got {got or 'none'}; such as "
+        f"a pretrain script and its flags are required after --, got {got or 'none'}; such as "
         f"megatron-magi check -- pretrain_gpt.py ... --attention-backend magi"
     )
 

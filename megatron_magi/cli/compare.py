@@ -155,7 +155,7 @@ def _require_runs(options: argparse.Namespace) -> None:
         raise UsageError(f"--steps must be at least 1, got {options.steps}; pass a number of steps")
     if options.mean_of is not None and options.noise is not None:
         raise UsageError(
-            "--noise has no effect beside --mean-of, whose runs measure the noise too, got both; "
+            "--noise has no effect with --mean-of, whose runs measure the noise too, got both; "
             "leave one of them out"
         )
 
@@ -226,7 +226,7 @@ def _refuse_other_gates(options: argparse.Namespace) -> None:
     other: Sequence[str] = plain if noisy else list(NOISE)
     for name in other:
         if getattr(options, name) is not None:
-            how = "has no effect beside --noise and --mean-of" if noisy else "needs --noise"
+            how = "has no effect with --noise and --mean-of" if noisy else "needs --noise"
             raise UsageError(f"{_option(name)} {how}, got it there; leave one of them out")
 
 

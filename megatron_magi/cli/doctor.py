@@ -124,9 +124,9 @@ def kernel_choice(checks: list[Check]) -> tuple[str, str]:
     capability = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
     library = next(c for c in checks if c.name == "CUDA library")
     reasons = {
-        "cuda": f"our Hopper kernel, because the GPU is {capability}; library: {library.found}",
+        "cuda": f"the Hopper kernel, because the GPU is {capability}; library: {library.found}",
         "fa4": f"FlashAttention-4 with our masks, because the GPU is {capability}",
-        "flex": f"torch FlexAttention, because the GPU is {capability} and ours needs sm_90",
+        "flex": f"torch FlexAttention, because the GPU is {capability} and magi needs sm_90",
         "reference": "blockwise PyTorch",
     }
     return name, f"{reasons[name]} (fp32 and fp64 run on the reference)"

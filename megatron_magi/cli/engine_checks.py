@@ -35,7 +35,7 @@ def check_engine() -> Check:
         return Check(
             name, "problem", f"{version} with cuDNN {loaded}, torch has {wanted}",
             "put the folder of torch's libcudnn_graph.so.9 first on LD_LIBRARY_PATH: with another "
-            "cuDNN, TransformerEngine finds no attention for packed rows (ours does not need it)",
+            "cuDNN, TransformerEngine finds no attention for packed rows (magi does not need it)",
         )  # fmt: skip
     return Check(name, "ok", f"{version}, cuDNN {loaded}")
 

@@ -43,7 +43,7 @@ def add_shape_options(group: argparse._ArgumentGroup) -> None:
                        help="with --block-tokens: only the last W blocks")  # fmt: skip
     group.add_argument("--mask", metavar="MODULE:FUNCTION",
                        help="as the launcher's --magi-mask; or FILE.py:FUNCTION")  # fmt: skip
-    group.add_argument("--total", type=int, help="tokens with padding behind the documents")
+    group.add_argument("--total", type=int, help="tokens with padding after the documents")
 
 
 def mask_of_documents(cu_seqlens: Any, options: argparse.Namespace) -> tuple[AttnMask, str]:
@@ -71,7 +71,7 @@ def refuse_shape_of(options: argparse.Namespace) -> None:
     """Raise UsageError if the options shape documents, where the mask has none."""
     for name in given_shape(options):
         raise UsageError(
-            f"--ranges are the whole mask, got {flag_of(name)} beside it; drop one of them"
+            f"--ranges are the whole mask, got {flag_of(name)} with it; drop one of them"
         )
 
 
@@ -96,7 +96,7 @@ def _rule(options: argparse.Namespace) -> str | None:
     other = [name for name in given if name != rule and name not in OF_A_RULE[rule]]
     if other:
         raise UsageError(
-            f"{flag_of(rule)} is a whole rule, got {flag_of(other[0])} beside it; drop one of them"
+            f"{flag_of(rule)} is a whole rule, got {flag_of(other[0])} with it; drop one of them"
         )
     return rule
 

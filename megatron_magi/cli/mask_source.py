@@ -208,7 +208,7 @@ def _from_recipe(options: argparse.Namespace) -> PlanInput:
     of_data = [n for n in ("seq_length", "eod_token") if getattr(options, n) is not None]
     for name in [*given_shape(options), *of_data]:
         raise UsageError(
-            f"a recipe says its mask itself, got {flag_of(name)} beside --recipe; "
+            f"a recipe says its mask itself, got {flag_of(name)} with --recipe; "
             f"use an override such as data.window=4096"
         )
     kind = f"sample {options.sample} of {options.recipe}"

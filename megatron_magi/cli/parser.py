@@ -129,7 +129,7 @@ def numbers(text: str) -> list[int]:
         if number > LARGEST_NUMBER or len(values) + times > MOST_NUMBERS:
             raise UsageError(
                 f"numbers must be at most {MOST_NUMBERS:,} and none above {LARGEST_NUMBER:,}, got "
-                f"{word} behind {len(values):,} others; use fewer or smaller ones"
+                f"{word} after {len(values):,} others; use fewer or smaller ones"
             )
         values += [number] * times
     return values

@@ -72,7 +72,7 @@ def _refuse_beside_text(options: argparse.Namespace) -> None:
     beside = [name for name in ("out", "only", "format", "json") if getattr(options, name)]
     if options.text and beside:
         raise UsageError(
-            f"--text prints the shares and draws nothing, got --{beside[0]} beside it; drop one of "
+            f"--text prints the shares and draws nothing, got --{beside[0]} with it; drop one of "
             f"them"
         )
 

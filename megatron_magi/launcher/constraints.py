@@ -170,7 +170,7 @@ def _routers(args: Any, magi: MagiConfig) -> Iterator[str]:
     joined = (args.micro_batch_size or 1) > 1 and balances_samples(args)
     if joined and getattr(args, "overlap_moe_expert_parallel_comm", False):
         yield (
-            f"{REQUIRES} --micro-batch-size 1 beside seq_aux_loss and "
+            f"{REQUIRES} --micro-batch-size 1 with seq_aux_loss and "
             f"--overlap-moe-expert-parallel-comm (--moe-router-load-balancing-type), got "
             f"{args.micro_batch_size}: that schedule tells a router nothing of its samples; set 1, "
             f"or leave the overlap out"
@@ -220,7 +220,7 @@ def _latent_attention(args: Any, magi: MagiConfig) -> Iterator[str]:
     split = args.tensor_model_parallel_size > 1 and not args.sequence_parallel
     if has_latent_layers(args) and split:
         yield (
-            f"{REQUIRES} --sequence-parallel beside --multi-latent-attention with tensor "
+            f"{REQUIRES} --sequence-parallel with --multi-latent-attention with tensor "
             f"parallelism, got {args.tensor_model_parallel_size} tensor-parallel ranks without it: "
             f"Megatron's gradients differ from those of one process; pass --sequence-parallel"
         )
@@ -251,8 +251,8 @@ def _stages_of_mtp(args: Any, magi: MagiConfig) -> Iterator[str]:
     mtp, loss = ("m", "L") if isinstance(layout, str) else ("mtp", "loss")
     if any(mtp in stage and loss not in stage for stage in stages):
         yield (
-            f"{REQUIRES} the layers of multi-token prediction beside the loss, got a stage of "
-            f"their own in {layout} (--pipeline-model-parallel-layout); move them"
+            f"{REQUIRES} the layers of multi-token prediction in the stage of the loss, got a "
+            f"stage of their own in {layout} (--pipeline-model-parallel-layout); move them"
         )
 
 

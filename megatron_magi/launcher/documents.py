@@ -203,7 +203,7 @@ def _one_row(cu_seqlens: Tensor, name: str, total: int) -> list[int]:
         raise ValueError(
             f"{name} must begin with 0, never descend and end within the {total} tokens of the "
             f"stream, got {row[:8].tolist()}... ({len(row)} numbers, the last ones "
-            f"{row[-3:].tolist()}); pass prefix sums, with copies of the last one behind it, not "
+            f"{row[-3:].tolist()}); pass prefix sums, with copies of the last one after it, not "
             f"0 or -1"
         )
     num_lower = int(torch.searchsorted(row, row[-1:]))

@@ -78,9 +78,7 @@ def take_flags(argv: Sequence[str]) -> tuple[LauncherOptions | None, list[str]]:
     backend = given.pop("attention_backend", None)
     if backend != "magi":
         if given:
-            parser.error(
-                f"--attention-backend magi is required beside {_flag_of(next(iter(given)))}"
-            )
+            parser.error(f"--attention-backend magi is required with {_flag_of(next(iter(given)))}")
         has_ours = not {"magi", "--attention-backend=magi"}.isdisjoint(argv)
         # Megatron's own parser would take each value in turn, and does not know ours.
         return None, [*rest, "--attention-backend", backend] if has_ours and backend else list(argv)
@@ -102,8 +100,8 @@ def _refuse_misspelt(parser: argparse.ArgumentParser, rest: list[str]) -> None:
             flag = word.partition("=")[0]
             (nearest,) = difflib.get_close_matches(flag, ours, 1, cutoff=0)
             parser.error(
-                f"a flag that begins with --magi- must be one of ours, got {flag}; the nearest is "
-                f"{nearest}"
+                f"a flag that begins with --magi- must be one of magi's, got {flag}; the nearest "
+                f"is {nearest}"
             )
 
 

@@ -108,7 +108,7 @@ def read_job(flags: Sequence[str], script: str = "") -> Job:
         raise JobRejected(said.getvalue().splitlines()[-1:]) from error
     if options is None:
         raise JobRejected([
-            "a job with --attention-backend magi is required, got none, or another one behind it: "
+            "a job with --attention-backend magi is required, got none, or another one after it: "
             "it would run with Megatron's own attention; add the flag"
         ])  # fmt: skip
     args, faults = read_flags(rest, script)

@@ -63,7 +63,9 @@ def change_settings(args: Any) -> list[str]:
     said += _let_eager_layers_take_shares(args)
     forgotten = nvte_env.forget_backends()
     if forgotten:
-        said.append(f"{', '.join(forgotten)} are unset: attention is ours, not TransformerEngine's")
+        said.append(
+            f"{', '.join(forgotten)} are unset: attention is magi's, not TransformerEngine's"
+        )
     return said
 
 

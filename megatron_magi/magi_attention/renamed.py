@@ -43,7 +43,7 @@ _NAMES_BY_REPLACEMENT = {
     "MAGI_DEBUG_LOG=INFO shows the log": "LOG_LEVEL",
     "ranks always compare what they planned": "SANITY_CHECK",
     "a key holds its plan, whatever a cache holds": "DIST_ATTN_RUNTIME_DICT_SIZE",
-    "keys and values travel by one all-to-all; there is no switch": (
+    "keys and values are sent by one all-to-all; there is no switch": (
         "NATIVE_GRPCOLL HIERARCHICAL_COMM"
     ),
     "queries are sent with all of their heads": "FLATTEN_HEAD_GROUPS",

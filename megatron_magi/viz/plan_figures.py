@@ -117,7 +117,7 @@ def traffic_figure(plan: AttnPlan) -> Any:
     rank_ticks(axes, cp_size, "xy")
     axes.set_xlabel("to rank", color=MUTED)
     axes.set_ylabel("from rank", color=MUTED)
-    title(axes, "Key rows that travel")
+    title(axes, "Key rows sent")
     _received_bars(side, plan)
     return figure
 

@@ -268,7 +268,7 @@ def test_a_script_that_does_not_exist_is_an_error(done: dict[str, Done]) -> None
 def test_a_script_is_required(capsys: Capture, given: list[str], got: str) -> None:
     code, out, err = run(capsys, "check", *given)
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert "a pretrain script and its flags are required behind --, " + got in err
+    assert "a pretrain script and its flags are required after --, " + got in err
 
 
 def test_modules_are_found_beside_the_script_first(

@@ -32,9 +32,9 @@ def test_layers_with_transformer_engine(apex: bool) -> None:
 
 @pytest.mark.parametrize(
     "capability, name, why",
-    [((9, 0), "cuda", "our Hopper kernel, because the GPU is sm_90; library: built, lib.so"),
+    [((9, 0), "cuda", "the Hopper kernel, because the GPU is sm_90; library: built, lib.so"),
      ((10, 0), "fa4", "FlashAttention-4 with our masks, because the GPU is sm_100"),
-     ((8, 0), "flex", "torch FlexAttention, because the GPU is sm_80 and ours needs sm_90")],
+     ((8, 0), "flex", "torch FlexAttention, because the GPU is sm_80 and magi needs sm_90")],
 )  # fmt: skip
 def test_kernel_and_transport_of_a_gpu(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], name: str, why: str

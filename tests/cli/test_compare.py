@@ -74,7 +74,7 @@ def test_a_broken_steps_csv_is_refused_by_name(
 @pytest.mark.parametrize(
     "options, text",
     [
-        (["--any-loss", "1"], "--any-loss has no effect beside --noise"),
+        (["--any-loss", "1"], "--any-loss has no effect with --noise"),
         (["--last-steps", "0"], "--last-steps must be at least 1, got 0"),
     ],
 )

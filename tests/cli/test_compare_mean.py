@@ -124,6 +124,6 @@ def test_what_has_no_mean_is_refused(tmp_path: Path) -> None:
 def test_other_options_beside_it(tmp_path: Path, capsys: Capture) -> None:
     p2p, a2a, _ = map(str, three(tmp_path))
     both = ["compare", p2p, "--mean-of", a2a, "--noise", a2a]
-    assert "--noise has no effect beside --mean-of" in run(capsys, *both)[2]
+    assert "--noise has no effect with --mean-of" in run(capsys, *both)[2]
     twice = ["compare", p2p, "--mean-of", a2a, "--mean-of", p2p, "--no-figure"]
     assert "as both" in run(capsys, *twice)[2]

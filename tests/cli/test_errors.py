@@ -49,7 +49,7 @@ CASES = [
     ("weights import x --printrecipe", "did you mean --print-recipe?"),
     ("doctor --require", "expected at least one argument"),
     ("weights", "the following arguments are required: import|export"),
-    ("check", "a pretrain script and its flags are required behind --, got none"),
+    ("check", "a pretrain script and its flags are required after --, got none"),
     # recipes
     ("train folder", "must be a YAML file or the name of a packaged one, got folder"),
     ("train none.yaml", "must be a YAML file or the name of a packaged one, got none.yaml"),

@@ -49,8 +49,8 @@ def test_plan_masks_by_option(capsys: Capture, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ("--lengths 8 --prefix 0 --full", "--prefix is a whole rule, got --full beside it; drop"),
-        ("--lengths 8 --mask a:b --total 9", "--mask is a whole rule, got --total beside it; drop"),
+        ("--lengths 8 --prefix 0 --full", "--prefix is a whole rule, got --full with it; drop"),
+        ("--lengths 8 --mask a:b --total 9", "--mask is a whole rule, got --total with it; drop"),
         ("--lengths 8 --block-window 2", "--block-window needs --block-tokens, got none; pass it"),
         ("--lengths 8 --block-tokens 0", "--block-tokens must be at least 1, got 0; such as 1024"),
         ("--lengths 8 --prefix -1", "prefix length must be at least 0, got -1"),
@@ -70,10 +70,10 @@ def test_plan_masks_by_option(capsys: Capture, tmp_path: Path) -> None:
             "must return a mask of all 8 tokens, got one of 4 x 4 from M:of_half; build it for",
         ),
         ("--lengths 8 --mask os:getcwd", "the MaskRequest, got os:getcwd(); read what it needs"),
-        ("--ranges r.json --window 4", "--ranges are the whole mask, got --window beside it; drop"),
+        ("--ranges r.json --window 4", "--ranges are the whole mask, got --window with it; drop"),
         (
             "--recipe tiny_llama_cpu --prefix 4",
-            "says its mask itself, got --prefix beside --recipe",
+            "says its mask itself, got --prefix with --recipe",
         ),
     ],
 )
@@ -134,7 +134,7 @@ def test_plan_of_a_data_file_and_a_recipe(capsys: Capture, packed: str) -> None:
     assert by_token["plan"]["digest"] == from_data["plan"]["digest"]
     code, _, err = run(capsys, "plan", "--recipe", str(recipe), f"data.path={packed}", "--window",
                        "4")  # fmt: skip
-    assert code == 2 and "got --window beside --recipe" in err
+    assert code == 2 and "got --window with --recipe" in err
 
 
 def test_documents_of_an_index_need_no_eod(capsys: Capture, tmp_path: Path) -> None:

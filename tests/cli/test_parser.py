@@ -38,7 +38,7 @@ def test_as_many_numbers_as_are_allowed() -> None:
     ("8x", "got '8x'"),
     ("1,,x2", "got 'x2'"),
     ("9" * 100, f"got '{'9' * 57}...'"),
-    (str(LARGEST_NUMBER + 1), "none above 1,073,741,824, got 1073741825 behind 0 others"),
+    (str(LARGEST_NUMBER + 1), "none above 1,073,741,824, got 1073741825 after 0 others"),
     (f"1,1x{MOST_NUMBERS}", "at most 1,048,576 and none above"),
 ])  # fmt: skip
 def test_what_is_no_number_is_refused(text: str, part: str) -> None:

@@ -84,7 +84,7 @@ def test_latent_attention_with_tensor_parallelism_has_sequence_parallelism() -> 
     split = {"multi_latent_attention": True, "tensor_model_parallel_size": 2}
     refuse_arguments(arguments(**split, sequence_parallel=True))
     refuse_arguments(arguments(tensor_model_parallel_size=2))
-    with pytest.raises(SystemExit, match=r"requires --sequence-parallel beside .* got 2 tensor"):
+    with pytest.raises(SystemExit, match=r"requires --sequence-parallel with .* got 2 tensor"):
         refuse_arguments(arguments(**split))
 
 
@@ -179,7 +179,7 @@ def test_the_overlapped_schedule_tells_routers_no_samples() -> None:
         "overlap_moe_expert_parallel_comm": True,
     }
     refuse_arguments(arguments(**given))
-    with pytest.raises(SystemExit, match=r"requires --micro-batch-size 1 beside seq_aux_loss and"):
+    with pytest.raises(SystemExit, match=r"requires --micro-batch-size 1 with seq_aux_loss and"):
         refuse_arguments(arguments(**given, micro_batch_size=2))
 
 

@@ -157,7 +157,7 @@ def test_our_flags_require_the_switch(
         take_flags([*backend, *words])
     assert end.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == f"megatron_magi: error: --attention-backend magi is required beside {words[0]}"
+    assert last == f"megatron_magi: error: --attention-backend magi is required with {words[0]}"
 
 
 @pytest.mark.parametrize("backend", [[], SWITCH])
@@ -180,7 +180,7 @@ def test_a_misspelt_flag_is_refused_with_the_nearest(
     last = capsys.readouterr().err.splitlines()[-1]
     got = words[0].partition("=")[0]
     assert last == (
-        f"megatron_magi: error: a flag that begins with --magi- must be one of ours, got {got}; "
+        f"megatron_magi: error: a flag that begins with --magi- must be one of magi's, got {got}; "
         f"the nearest is {nearest}"
     )
 
