@@ -164,7 +164,8 @@ class Queue:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         launcher += ["--nproc-per-node", str(case.gpus), "-m", module, "pretrain_gpt"]
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-        visible[early_start.GATE] = str((folder / GATE).absolute())
+        visible |= {early_start.GATE: str((folder / GATE).absolute()),
+                    early_start.MODULE: case.launcher}  # fmt: skip
         (folder / GATE).unlink(missing_ok=True)
         with (folder / LOG).open("w") as log:
             return subprocess.Popen(

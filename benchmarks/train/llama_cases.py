@@ -119,29 +119,42 @@ def _controls(saved: tuple[str, ...]) -> list[Case]:
     return cases
 
 
-def curves(steps: int = 300) -> list[Case]:
+STEPS = 300
+CURVE = (
+    *("--train-iters", str(STEPS), "--lr", "4e-5", "--min-lr", "4e-6", "--adam-beta2", "0.95"),
+    *("--lr-warmup-iters", "100", "--lr-decay-iters", str(STEPS), "--global-batch-size", "16"),
+    *("--eval-interval", str(STEPS), "--eval-iters", "8"),
+)
+JOINED = ("--micro-batch-size", "4")
+
+
+def curves() -> list[Case]:
     """Stock at DP 4 and the flag in three layouts, in turns: the same samples in each step."""
-    length = (
-        *("--train-iters", str(steps), "--lr", "4e-5", "--min-lr", "4e-6", "--adam-beta2", "0.95"),
-        *("--lr-warmup-iters", "100", "--lr-decay-iters", str(steps), "--global-batch-size", "16"),
-        *("--eval-interval", str(steps), "--eval-iters", "8"),
-    )
-    joined = ("--micro-batch-size", "4")
     dp2_cp2 = ("--context-parallel-size", "2", "--micro-batch-size", "2")
     return [
-        Case("stock_cudnn_1", (*CUDNN, *length), 4),
-        Case("flag_cp4", (*MAGI, *CP4, *joined, *length), 4, saves=False),
-        Case("stock_fa3", (*FA3, *length), 4, saves=False),
-        Case("flag_tp2_cp2", (*MAGI, *TP2_CP2, *joined, *length), 4, saves=False),
-        Case("stock_cudnn_2", (*CUDNN, *length), 4, saves=False),
-        Case("flag_dp2_cp2", (*MAGI, *dp2_cp2, *length), 4, saves=False),
+        Case("stock_cudnn_1", (*CUDNN, *CURVE), 4),
+        Case("flag_cp4", (*MAGI, *CP4, *JOINED, *CURVE), 4, saves=False),
+        Case("stock_fa3", (*FA3, *CURVE), 4, saves=False),
+        Case("flag_tp2_cp2", (*MAGI, *TP2_CP2, *JOINED, *CURVE), 4, saves=False),
+        Case("stock_cudnn_2", (*CUDNN, *CURVE), 4, saves=False),
+        Case("flag_dp2_cp2", (*MAGI, *dp2_cp2, *CURVE), 4, saves=False),
     ]
+
+
+def controls() -> list[Case]:
+    """The first 60 steps of flag_cp4 with one error each: which errors do curves show?"""
+    begun = (*MAGI, *CP4, *JOINED, *CURVE, "--exit-interval", "60")
+    cases = [
+        Case(f"curve_{name}", (*begun, "--magi-mask", f"{MASKS}:{function}"), 4, saves=False)
+        for name, function in CONTROLS.items()
+    ]
+    return [*cases, Case("curve_lost", begun, 4, saves=False, launcher=LOST)]
 
 
 def held_out() -> list[Case]:
     """Held-out loss of one checkpoint by stock and by the flag, without training."""
-    once = ("--skip-train", "--train-iters", "300", "--global-batch-size", "16")
-    once += ("--eval-interval", "300", "--eval-iters", "8")
+    once = ("--skip-train", "--train-iters", str(STEPS), "--global-batch-size", "16")
+    once += ("--eval-interval", str(STEPS), "--eval-iters", "8")
     return [
         Case("held_cudnn", (*CUDNN, *once), 1, WHOLE_BF16, saves=False),
         Case("held_fa3", (*FA3, *once), 1, WHOLE_BF16, saves=False),
@@ -150,7 +163,13 @@ def held_out() -> list[Case]:
     ]
 
 
-GROUPS = {"weights": weights, "gradients": gradients, "curves": curves, "held_out": held_out}
+GROUPS = {
+    "weights": weights,
+    "gradients": gradients,
+    "curves": curves,
+    "controls": controls,
+    "held_out": held_out,
+}
 
 
 def base_flags(name: str, data: str, more: list[str]) -> list[str]:

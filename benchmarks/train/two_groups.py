@@ -1,6 +1,7 @@
 """Runs of two programs as two groups: are runs of different programs further apart than equal ones?
 
-    python -m benchmarks.train.two_groups --stock A B C --magi D E F [--steps 100 300]
+    python -m benchmarks.train.two_groups --stock A B C --magi D E F [--steps 100 300] \\
+        [--control G ...]
 
 A run is a folder that `megatron-magi compare` reads. Fixed before the runs:
 
@@ -10,7 +11,8 @@ A run is a folder that `megatron-magi compare` reads. Fixed before the runs:
 - t of the groups' mean losses, and of their held-out losses where every run has them, with pooled
   variance. At most the two-sided 5 % point: 2.78 for 3 + 3 runs.
 
-Exit code 0: all hold.
+Exit code 0: all hold. Controls are runs with an error, of as many steps as they have; a table says
+which of them the curves show.
 """
 
 from __future__ import annotations
@@ -38,15 +40,18 @@ def main() -> int:
     parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stock", type=Path, nargs="+", required=True)
     parser.add_argument("--magi", type=Path, nargs="+", required=True)
+    parser.add_argument("--control", type=Path, nargs="+", default=[], help="runs with an error")
     parser.add_argument("--steps", type=at_least(1), nargs="+", default=[100, 300])
     options = parser.parse_args()
     try:
-        stock, magi = ([*map(read_run, group)] for group in (options.stock, options.magi))
+        stock, magi, controls = (
+            [*map(read_run, group)] for group in (options.stock, options.magi, options.control)
+        )
     except (RunError, ValueError) as error:
         raise UsageError(str(error)) from error
     _check(stock, magi, max(options.steps))
     lines, holds = report(stock, magi, options.steps)
-    print("\n".join(lines))
+    print("\n".join([*lines, *seen(controls, stock, [*stock, *magi])]))
     return 0 if holds else 1
 
 
@@ -68,6 +73,26 @@ def report(
         for name, value, most in found
     ]
     return lines, all(value <= most for _, value, most in found)
+
+
+def seen(
+    controls: Sequence[RunCurves], stock: Sequence[RunCurves], right: Sequence[RunCurves]
+) -> list[str]:
+    """A Markdown table: which errors curves of that many steps show; nothing is judged by it."""
+    if not controls:
+        return []
+    limit = T_POINTS[min(8, len(right) - 1)]
+    lines = ["", f"| control | steps | t (limit {limit:.2f}) | distance over stock's | |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    for control in controls:
+        n = len(control.loss)
+        means = [[float(run.loss[:n].mean()) for run in runs] for runs in ([control], right)]
+        t = abs(t_value(*means))
+        apart = np.mean([distance(control, run, n) for run in right])
+        inside = np.mean([distance(a, b, n) for a, b in combinations(stock, 2)])
+        verdict = "caught" if t > limit else "not caught"
+        lines.append(f"| {control.name} | {n} | {t:.1f} | {apart / inside:.1f} | {verdict} |")
+    return lines
 
 
 def excess(stock: Sequence[RunCurves], magi: Sequence[RunCurves], steps: int) -> float:

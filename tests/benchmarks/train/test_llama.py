@@ -94,9 +94,10 @@ def test_an_early_start_waits_for_its_gate(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv(early_start.GATE, str(gate))
     monkeypatch.setattr(early_start.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(early_start.time, "sleep", lambda s: (waits.append(s), gate.touch()))
-    monkeypatch.setattr(early_start.run, "main", lambda: waits.append("ran"))
+    monkeypatch.setenv(early_start.MODULE, llama_cases.LOST)
+    monkeypatch.setattr(early_start.runpy, "run_module", lambda name, **more: waits.append(name))
     early_start.main()
-    assert waits == [early_start.POLL_S, "ran"]
+    assert waits == [early_start.POLL_S, llama_cases.LOST]
 
 
 def test_runs_share_gpus_up_to_their_memory(tmp_path: Path) -> None:

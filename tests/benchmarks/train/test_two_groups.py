@@ -50,6 +50,18 @@ def test_equal_programs_hold_and_a_shift_fails(
     assert code == 1 and said.count("| FAILS |") == 3, said
 
 
+def test_controls_are_caught_if_they_are_far(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stock, magi = runs(tmp_path, "stock", 0.0), runs(tmp_path, "magi", 0.0)
+    (far,), (near,) = runs(tmp_path, "far", 5e-4, 1), runs(tmp_path, "near", 0.0, 1)
+    words = ["--stock", *stock, "--magi", *magi, "--steps", "60", "--control", far, near]
+    monkeypatch.setattr(sys, "argv", ["two_groups", *words])
+    assert two_groups.run_cli(two_groups.main) == 0
+    rows = [row for row in capsys.readouterr().out.splitlines() if row.startswith(("| far", "| n"))]
+    assert rows[0].endswith("| caught |") and rows[1].endswith("| not caught |"), rows
+
+
 def test_figures_are_those_of_their_definitions() -> None:
     assert two_groups.t_value([1.0, 2, 3], [2.0, 3, 4]) == pytest.approx(-1 / np.sqrt(2 / 3))
     assert two_groups.T_POINTS[4] == 2.78
