@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 import re
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
+
+OPENERS: dict[str, Callable[..., Any]] = {
+    ".jsonl": open,
+    ".jsonl.gz": gzip.open,
+    ".jsonl.xz": lzma.open,
+}
+"""Functions that open files of JSON lines, by the end of a name."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +46,18 @@ class Selection:
 def read_documents(inputs: Sequence[Path], selection: Selection) -> Iterator[Document]:
     """Documents of all inputs; a folder is walked in sorted order, links to folders are not.
 
-    A file is one document, a .jsonl file one per line. Files with a NUL byte are binary and left
-    out, and so are texts of white space.
+    A file is one document, a .jsonl, .jsonl.gz or .jsonl.xz file one per line. Files with a NUL
+    byte are binary and left out of folders, and so are texts of white space.
 
     Raises:
-        ValueError: an input does not exist, a line has no text, or `split` is no expression.
+        ValueError: an input does not exist or is a binary file, a line has no text, or `split` is
+            no expression.
     """
     starts = _starts(selection.split)
     for root in inputs:
         for path in _files(root, selection):
             name = path.relative_to(root).as_posix() if path != root else path.name
-            for document in _read_file(path, name, selection.json_key):
+            for document in _read_file(path, name, selection.json_key, is_named=path == root):
                 yield from _split(document, starts)
 
 
@@ -74,16 +86,32 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def _read_file(path: Path, name: str, key: str) -> Iterator[Document]:
-    if path.suffix != ".jsonl":
-        text = path.read_bytes()
-        if b"\0" not in text:
-            yield Document(name, text)
+def _read_file(path: Path, name: str, key: str, *, is_named: bool) -> Iterator[Document]:
+    opened = next((opens for end, opens in OPENERS.items() if path.name.endswith(end)), None)
+    if opened is not None:
+        yield from _json_lines(opened, path, name, key)
         return
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield Document(f"{name}:{number}", _json_text(line, key, f"{path} line {number}"))
+    text = path.read_bytes()
+    if b"\0" not in text:
+        yield Document(name, text)
+    elif is_named:
+        raise ValueError(
+            f"an input must be text, or lines of JSON in {', '.join(OPENERS)}, got {path}, which "
+            f"has a NUL byte; unpack it"
+        )
+
+
+def _json_lines(opened: Callable[..., Any], path: Path, name: str, key: str) -> Iterator[Document]:
+    try:
+        with opened(path, "rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    text = _json_text(line, key, f"{path} line {number}")
+                    yield Document(f"{name}:{number}", text)
+    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        raise ValueError(
+            f"a packed file must be whole, got {error} in {path}; fetch it again"
+        ) from error
 
 
 def _json_text(line: bytes, key: str, where: str) -> bytes:

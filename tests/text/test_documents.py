@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import lzma
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,3 +59,22 @@ def test_a_line_can_begin_a_document(tmp_path: Path) -> None:
 def test_no_text_is_lost_or_changed(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_bytes(b"\xff\r\nabc")
     assert list(read_documents([tmp_path], Selection())) == [Document("t.txt", b"\xff\r\nabc")]
+
+
+@pytest.mark.parametrize(("end", "opened"), [(".gz", gzip.open), (".xz", lzma.open)])
+def test_packed_lines_of_json(tmp_path: Path, end: str, opened: Any) -> None:
+    path = tmp_path / f"t.jsonl{end}"
+    with opened(path, "wb") as file:
+        file.write(b'{"text": "one"}\n' * 1000)
+    assert len(texts(path)) == 1000 and texts(path)[1] == (f"t.jsonl{end}:2", "one")
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"a packed file must be whole, got .*t\.jsonl"):
+        texts(path)
+
+
+def test_a_named_binary_file_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl.zst"
+    path.write_bytes(b"\x28\xb5\0")
+    assert texts(tmp_path) == []
+    with pytest.raises(ValueError, match=r"got .*t\.jsonl\.zst, which has a NUL byte; unpack it"):
+        texts(path)
