@@ -14,11 +14,11 @@
 #include "arrays.h"
 #include "bindings.h"
 #include "planner/layout.h"
-#include "planner/tile_costs.h"
 #include "planner/nodes.h"
 #include "planner/rank_view.h"
 #include "planner/remote_rows.h"
 #include "planner/stages.h"
+#include "planner/tile_costs.h"
 #include "planner/traffic.h"
 #include "planner/transfers.h"
 

@@ -77,7 +77,7 @@ INT_TENSOR = TENSOR.also(
     (torch.zeros(1, 2, dtype=torch.int32).to_sparse(), "dense tensor"),
 )
 PLAN = everything("must be an AttnPlan", np.zeros(3), "plan", 3, {}, None)
-KEPT = everything("must be a Kept", {}, "plan", 3, None)
+KEPT = everything("must be a DerivedCache", {}, "plan", 3, None)
 LAYOUT = everything("must be a TokenLayout", np.zeros(3), "plan", 3, {}, None)
 KEY = everything("must be a DistAttnRuntimeKey", np.zeros(3), "key", 3, {}, None)
 MASK = everything("must be an AttnMask", np.zeros((2, 2), bool), "causal", 3, None)

@@ -36,7 +36,7 @@ def cache_of(given: DerivedCache, digest: int) -> DerivedCache:
         digest: of all that the owner's derived things depend on.
 
     Raises:
-        TypeError: something else than a Kept.
+        TypeError: something else than a DerivedCache.
     """
     check_cache(given)
     kept = given if given.of in (None, digest) else DerivedCache()

@@ -9,10 +9,10 @@
 #include "planner/ceil_div.h"
 #include "planner/dispatch.h"
 #include "planner/kind_balance.h"
-#include "planner/tile_costs.h"
 #include "planner/node_search.h"
 #include "planner/rebalance.h"
 #include "planner/swap_search.h"
+#include "planner/tile_costs.h"
 
 namespace magi {
 namespace {

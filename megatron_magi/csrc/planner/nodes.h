@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
-#include "planner/required_rows.h"
 #include "planner/rank_view.h"
+#include "planner/required_rows.h"
 #include "planner/stages.h"
 
 namespace magi {

@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "planner/tile_costs.h"
 #include "planner/reader_counts.h"
+#include "planner/tile_costs.h"
 
 namespace magi {
 

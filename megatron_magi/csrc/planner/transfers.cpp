@@ -6,8 +6,8 @@
 
 #include "planner/ceil_div.h"
 #include "planner/dispatch.h"
-#include "planner/tile_costs.h"
 #include "planner/remote_rows.h"
+#include "planner/tile_costs.h"
 
 namespace magi {
 namespace {

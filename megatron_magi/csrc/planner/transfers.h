@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "planner/layout.h"
-#include "planner/required_rows.h"
 #include "planner/nodes.h"
+#include "planner/required_rows.h"
 #include "planner/stages.h"
 
 namespace magi {

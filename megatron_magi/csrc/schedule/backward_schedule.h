@@ -14,10 +14,10 @@ namespace magi {
 struct BwdSchedule {
   int64_t num_splits = 1;         // blocks that share the query heads of one kv head
   int64_t lanes_per_section = 1;  // whole kv heads, or a single lane
-  bool in_turns = false;          // parts of a tile add to one sum (attention/backward/split_tiles.cuh)
-  int64_t whole_heads = 0;        // kv heads before all sections that are not split, one by one
-  int64_t band_rows = 0;          // of the bands that the list is cut into; 0: it is not
-  double makespan = 0.;           // of the busiest processor, in steps, with the penalties below
+  bool in_turns = false;    // parts of a tile add to one sum (attention/backward/split_tiles.cuh)
+  int64_t whole_heads = 0;  // kv heads before all sections that are not split, one by one
+  int64_t band_rows = 0;    // of the bands that the list is cut into; 0: it is not
+  double makespan = 0.;     // of the busiest processor, in steps, with the penalties below
 };
 
 struct BwdMode {

@@ -4,17 +4,17 @@
 // tiles of 64 rows that see it, for every query head of the group, so dK and dV stay in registers
 // and are written once: no atomics, no zero fill. A launch can work on a tile in parts: on parts of
 // its heads at once, whose sums another kernel adds, or on parts of its heads or rows in turns,
-// each of which adds to the sums of those before it (split_tiles.cuh). dQ is added in fp32 to global
-// memory by TMA.
+// each of which adds to the sums of those before it (split_tiles.cuh). dQ is added in fp32 to
+// global memory by TMA.
 //
 // Warpgroup 0 gives its registers away: warp 0 loads (load.cuh), warps 2 and 3 add dQ, half of
 // the columns each (dq.cuh; in deterministic mode dq_in_order.cuh and dq_order_inline.cuh, where
 // warp 1 works out ahead what they wait for and, but at head_dim 64 and 256, signals what they have
 // added, dq_order.cuh).
 // Warpgroups 1 and 2 own 64 keys each (consume.cuh; head_dim 64 works on two steps at a time,
-// consume_hdim64.cuh; at head_dim 256 a tile has 64 keys, and the warpgroups divide the work in another way,
-// consume_hdim256.cuh). A step is one query tile of one head. Its operands are 16 bit and in shared memory
-// unless marked (r) for registers:
+// consume_hdim64.cuh; at head_dim 256 a tile has 64 keys, and the warpgroups divide the work in
+// another way, consume_hdim256.cuh). A step is one query tile of one head. Its operands are 16 bit
+// and in shared memory unless marked (r) for registers:
 //   1. S^T = K Q^T - lse / scale, dP^T = V dO^T - delta    m64n64; the stats are added as products
 //   2. P^T = exp2(scale * S^T), masked      while dP^T runs
 //   3. dV += P^T(r) dO                      m64nD, in two parts around the store of dS
@@ -47,9 +47,10 @@
 //   visits_full[h], 32     warp 1, 32 visits are in half h of a ring  warps 2 and 3 (deterministic)
 //   visits_empty[h], 2     warps 2 and 3, have read them              warp 1, before that (64, 256)
 // Elsewhere b is the step modulo kStages (Q) or kDoStages (dO), and the ring of steps has
-// kMetaSlots. consume_hdim64.cuh, consume_hdim192.cuh and consume_hdim256.cuh name their own barriers: ds_full, ds_empty, p_full.
-// Deterministic mode at head_dim 96 to 192: warps 2 and 3 write to added[w] how many steps they
-// have added, warp 1 signals these, and writes over their visits when both have.
+// kMetaSlots. consume_hdim64.cuh, consume_hdim192.cuh and consume_hdim256.cuh name their own
+// barriers: ds_full, ds_empty, p_full. Deterministic mode at head_dim 96 to 192: warps 2 and 3
+// write to added[w] how many steps they have added, warp 1 signals these, and writes over their
+// visits when both have.
 //
 // Phases follow the step counter n: (n / 2) & 1, for dq n & 1. What a step is (BwdStepMeta) lies in
 // a ring of four: warp 0 writes it before q_full, and writes step n + 2 when both consumers have
@@ -62,14 +63,14 @@
 // three panels of 32 columns (64-byte swizzle), K and V in two of 48, in rows of 128 bytes.
 #pragma once
 #include "consume.cuh"
+#include "consume_hdim192.cuh"
+#include "consume_hdim256.cuh"
+#include "consume_hdim64.cuh"
 #include "dq.cuh"
 #include "dq_in_order.cuh"
-#include "load.cuh"
-#include "dq_order_inline.cuh"
-#include "consume_hdim64.cuh"
-#include "consume_hdim256.cuh"
 #include "dq_order.cuh"
-#include "consume_hdim192.cuh"
+#include "dq_order_inline.cuh"
+#include "load.cuh"
 
 namespace magi {
 

@@ -34,7 +34,8 @@ struct BwdTraits {
   static constexpr int kTileQ = kBwdTileQ;
   // Small heads leave room to work on two steps at a time (consume_hdim64.cuh).
   static constexpr bool kInPairs = kHeadDim == 64;
-  // The widest heads: one consumer warpgroup has dV of the tile, the other one dK (consume_hdim256.cuh).
+  // The widest heads: one consumer warpgroup has dV of the tile, the other one dK
+  // (consume_hdim256.cuh).
   static constexpr bool kRelay = kTileK == 64;
   // Wide heads leave room for one dO, one dS, and packed probabilities only.
   static constexpr bool kWide = !kRelay && kHeadDim + kValueDim > 256;
