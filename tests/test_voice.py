@@ -21,6 +21,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "start").glob("*.md")),
     *sorted((ROOT / "docs" / "guides").glob("*.md")),
     *sorted((ROOT / "docs" / "reference").glob("*.md")),
+    *sorted((ROOT / "docs" / "results").glob("*.md")),
 ]
 OPENINGS = ("What ", "Which ", "Whether ")
 """A docstring begins with a verb or with a noun, not with a question."""

@@ -9,7 +9,7 @@ from tools.readme_records import records, source
 
 PROGRAM = "python -m benchmarks.distributed.attn"
 SHOWN = {
-    "ours": "ours",
+    "ours": "magi",
     "kernels": "kernels alone",
     "all_gather": "contiguous all-gather",
     "all_gather_zigzag": "zigzag all-gather",
@@ -24,9 +24,9 @@ SHOWN = {
 }
 """The last five, on FlashAttention-3, are columns where some record has one of them."""
 NOTE = (
-    "A cell has forward / backward in TFLOP/s per GPU on visible area of the slowest rank; a - was "
-    "not measured. Rows received are those of the fullest rank, in percent of a ring's. Every "
-    "length is from the newest record that has it, and all figures of a line are from one run."
+    "A cell has forward / backward of the slowest rank, in TFLOP/s per GPU; a - was not measured. "
+    "Rows received are those of the fullest rank, in percent of a ring's. All figures of a line "
+    "are from one run."
 )
 
 Row = dict[str, Any]
@@ -36,14 +36,14 @@ def dist_table() -> str:
     """One line per mask and length; a cell: forward / backward in TFLOP/s per GPU."""
     lengths: dict[tuple[int, int], tuple[str, list[Row]]] = {}
     for record in records("dist"):  # oldest first
-        named = [r for r in _beside_ours(record["rows"]) if ":" not in r["mask"]]
+        named = [r for r in _of_timed_masks(record["rows"]) if ":" not in r["mask"]]
         for length in dict.fromkeys((r["ranks"], r["tokens"]) for r in named):
             rows = [r for r in named if (r["ranks"], r["tokens"]) == length]
             lengths[length] = source(record), rows
     if not lengths:
         return f"No record yet: run `{PROGRAM}` on a host with several GPUs.\n"
     shown = _columns([r for _, rows in lengths.values() for r in rows])
-    heads = [*(SHOWN[impl] for impl in shown), "forward", "stages in backward", "rows received"]
+    heads = [*(SHOWN[impl] for impl in shown), "rows received"]
     lines = [f"| mask | GPUs x tokens | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|"]
     for length in sorted(lengths, reverse=True):
         rows = lengths[length][1]
@@ -53,8 +53,8 @@ def dist_table() -> str:
     return "\n".join([*lines, "", NOTE, *sources]) + "\n"
 
 
-def _beside_ours(rows: list[Row]) -> list[Row]:
-    """Those of masks and lengths that ours was timed on: a record of others alone is no line."""
+def _of_timed_masks(rows: list[Row]) -> list[Row]:
+    """Rows of the masks and lengths that magi was timed on."""
     timed = {(r["mask"], r["ranks"], r["tokens"]) for r in rows if r["impl"] == "ours"}
     return [r for r in rows if (r["mask"], r["ranks"], r["tokens"]) in timed]
 
@@ -68,9 +68,9 @@ RIVALS = ("all_gather", "all_gather_zigzag", "ring", "ulysses")
 ON_FLASH = tuple(f"{name}_fa3" for name in RIVALS)
 PACKS_NOTE = (
     "Forward and backward together, medians over the packs (lowest and highest). The share of the "
-    "ideal is the time of one GPU with the whole pack, divided by the number of GPUs, over ours. "
-    "The best rival is the fastest other method with our kernel, or on FlashAttention-3 (FA3); a - "
-    "was not measured."
+    "ideal is the time of one GPU with the whole pack, divided by the number of GPUs, over magi's. "
+    "The best rival is the fastest other method on magi's kernel, or on FlashAttention-3 (FA3); "
+    "a - was not measured."
 )
 
 
@@ -79,7 +79,7 @@ def packs_table() -> str:
     found: dict[tuple[str, int, int], tuple[str, list[Row]]] = {}
     for record in records("dist"):  # oldest first
         groups: dict[tuple[str, int, int], list[Row]] = {}
-        for row in _beside_ours(record["rows"]):
+        for row in _of_timed_masks(record["rows"]):
             if ":" in row["mask"]:
                 key = row["mask"].split(":")[0], row["ranks"], row["tokens"]
                 groups.setdefault(key, []).append(row)
@@ -107,7 +107,7 @@ def _packs_line(key: tuple[str, int, int], rows: list[Row]) -> str:
 
 
 def _over_the_best(rivals: tuple[str, ...], packs: list[dict[str, float]]) -> list[float]:
-    """The time of the fastest of them over ours, for the packs that have one."""
+    """The time of the fastest rival over magi's, for the packs that have one."""
     best = [(min((t[r] for r in rivals if r in t), default=None), t["ours"]) for t in packs]
     return [theirs / ours for theirs, ours in best if theirs is not None]
 
@@ -126,6 +126,6 @@ def _line(mask: str, length: tuple[int, int], rows: list[Row], columns: list[str
         both = [cells.get((impl, direction)) for direction in ("fwd", "bwd")]
         shown.append(" / ".join("-" if r is None else f"{r['tflops']:.0f}" for r in both))
     received = max(ours["received_rows"]) / max(tokens * (ranks - 1), 1)  # 0 on one rank
-    shown += [f"`{ours['forward_mode']}`", str(ours["overlap_degree"] + 1), f"{received:.0%}"]
+    shown.append(f"{received:.0%}")
     cell = " | ".join(x.replace("- / -", "-") for x in shown)
     return f"| `{mask}` | {ranks} x {tokens // 1024}k | {cell} |"

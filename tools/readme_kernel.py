@@ -1,4 +1,4 @@
-"""Tables of the kernel's speed beside its peers, from the records of benchmarks/kernel/speed.py."""
+"""Tables of the kernel and its peers, from the records of benchmarks/kernel/speed.py."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ LEVEL_NOTES = {
     "autograd": "All implementations ran through autograd, in random order in every round.",
     "op": "All implementations ran below autograd, in random order in every round.",
     None: (
-        "Not all were timed at one level: ours and cuDNN's documents and windows ran below "
-        "autograd, and the others (fa3, flex, cuDNN's dense masks) through their autograd "
-        "functions, in the same order in every round. The host runs ahead of the GPU, so its time "
-        "is not in the figures, but what autograd launches on the GPU is."
+        "Not all were timed at one level. magi and cuDNN's documents and windows ran below "
+        "autograd; fa3, flex and cuDNN's dense masks ran through it, with its GPU launches but no "
+        "host time. The order was the same in every round."
     ),
 }
-"""By the level that a record says; None: it is from before there was one."""
+"""By the level in a record's meta; older records have none."""
 
 Cell = tuple[str, int]
 """Mask, tokens."""
@@ -31,9 +30,11 @@ Cell = tuple[str, int]
 
 @dataclass
 class KernelCells:
-    """TFLOP/s on visible area of one direction: cell -> implementation -> figure. Each cell (mask,
-    tokens) comes whole, for its peers ran beside it: from the newest day that has it, there from
-    the record with most implementations."""
+    """TFLOP/s on visible area of one direction: cell -> implementation -> figure.
+
+    Each cell (mask, tokens) comes whole, because its peers ran in the same rounds. It is from the
+    newest day that has it, and there from the record with most implementations.
+    """
 
     figures: dict[Cell, dict[str, float]]
     origin: dict[Cell, Path]
@@ -47,7 +48,7 @@ class KernelCells:
         return max((p for p in PEERS if p in figures), key=lambda p: figures[p], default=None)
 
     def ratio(self, cell: Cell) -> float | None:
-        """Ours over the best peer."""
+        """Speed of magi over the fastest peer."""
         figures, best = self.figures.get(cell, {}), self.best_peer(cell)
         return figures["ours"] / figures[best] if best and "ours" in figures else None
 
@@ -73,18 +74,17 @@ def day(file: Path) -> str:
 
 
 def kernel_summary() -> str:
-    """One line per mask: ours at three lengths, forward and backward, over the best peer."""
+    """One line per mask: magi at three lengths, forward and backward, over the fastest peer."""
     tables = [kernel_cells(direction) for direction in ("fwd", "bwd")]
     heads = [f"{word} {n // 1024}k" for word in ("forward", "backward") for n in SHOWN_LENGTHS]
     lines = ["| mask | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
     for mask in masks_of(*tables):
         shown = [summary_cell(cells, (mask, n)) for cells in tables for n in SHOWN_LENGTHS]
         lines.append(f"| `{mask}` | " + " | ".join(shown) + " |")
-    note = "A cell has ours, in brackets over the best peer of the same run (cuDNN where it can)."
-    if len({p for cells in tables for p in cells.peers}) > 1:
-        note = (
-            "A cell has ours, and in brackets ours over the best peer of the same run and its name."
-        )
+    note = (
+        "A cell has magi's TFLOP/s. The bracket has its ratio to the fastest peer of the same run; "
+        "a cell without one had no peer."
+    )
     return kernel_page(lines, note, *tables)
 
 
@@ -97,10 +97,11 @@ def summary_cell(cells: KernelCells, cell: Cell) -> str:
 
 
 def kernel_peers() -> str:
-    """Ours and every peer at one length, one line per mask: forward / backward."""
+    """magi and every peer at one length, one line per mask: forward / backward."""
     tables = [kernel_cells(direction) for direction in ("fwd", "bwd")]
-    impls = ["ours", *(p for p in PEERS if any(p in cells.peers for cells in tables))]
-    lines = [f"| mask, {PEER_LENGTH // 1024}k | " + " | ".join(impls) + " |"]
+    peers = [p for p in PEERS if any(p in cells.peers for cells in tables)]
+    impls = ["ours", *peers]
+    lines = [f"| mask, {PEER_LENGTH // 1024}k | " + " | ".join(["magi", *peers]) + " |"]
     lines.append("|---|" + "---|" * len(impls))
     for mask in masks_of(*tables):
         pairs = [
@@ -108,8 +109,13 @@ def kernel_peers() -> str:
             for impl in impls
         ]
         lines.append(f"| `{mask}` | " + " | ".join(pairs).replace("- / -", "-") + " |")
-    note = "A cell has forward / backward. A - was not measured, or the peer cannot do that mask."
-    return kernel_page(lines, note, *tables)
+    if len(lines) == 2:
+        return NO_KERNEL_RECORD
+    note = (
+        "A cell has forward / backward. A - was not measured, or the peer cannot do that mask. "
+        "Its records are those of the table of all lengths."
+    )
+    return "\n".join([*lines, "", note]) + "\n"
 
 
 def host_table() -> str:
@@ -122,7 +128,7 @@ def host_table() -> str:
     for impl, level in dict.fromkeys(key[:2] for key in us):
         pair = [us[impl, level, direction] for direction in ("fwd", "bwd")]
         shown = " | ".join(f"{r['us']:.0f} ({r['min_us']:.0f})" for r in pair)
-        lines.append(f"| {impl}, {level} | {shown} |")
+        lines.append(f"| {impl.replace('ours', 'magi')}, {level} | {shown} |")
     return "\n".join([*lines, "", source(record)]) + "\n"
 
 
@@ -136,7 +142,7 @@ def masks_of(*tables: KernelCells) -> list[str]:
 
 
 def kernel_page(lines: list[str], note: str, *tables: KernelCells) -> str:
-    """The table, what its cells mean, and the records they come from."""
+    """The table, the meaning of its cells, and its records."""
     files = {file for cells in tables for file in cells.origin.values()}
     if not files:
         return NO_KERNEL_RECORD

@@ -19,7 +19,7 @@ NAMES = {
     "magi_cp1": "flag, CP 1",
     "magi_cp4": "flag, CP 4",
     "magi_cp4_deterministic": "flag, CP 4, deterministic",
-    "magi_tp2_cp2": "flag, TP 2 x CP 2, beside stock at TP 2",
+    "magi_tp2_cp2": "flag, TP 2 x CP 2, next to stock at TP 2",
     "magi_late": "control: a boundary late by one",
     "magi_long_tile": "control: a tile missing in the longest document",
     "magi_short_tile": "control: a tile missing in the shortest",

@@ -41,7 +41,7 @@ ALONE = {
 
 
 def flags_table() -> str:
-    """Losses of jobs with TransformerEngine's layers, one a flag, beside stock Megatron."""
+    """Losses of jobs with TransformerEngine's layers, one a flag, next to stock Megatron."""
     record = newest("pretrain_flags")
     if record is None:
         return "No record yet: run `python -m benchmarks.train.pretrain flags` on two GPUs.\n"

@@ -26,4 +26,4 @@ def source(record: Record) -> str:
     meta = record["meta"]
     shown = [str(meta[k]) for k in ("gpu", "cpu", "date", "torch") if meta.get(k)]
     path = record["file"].relative_to(ROOT)
-    return f"Record: [`{path}`]({path}) ({', '.join(shown)})."
+    return f"Record: [`{path.name}`]({path}) ({', '.join(shown)})."

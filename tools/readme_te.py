@@ -1,4 +1,4 @@
-"""The tables beside TransformerEngine: training steps, and attention alone."""
+"""The tables next to TransformerEngine: training steps, and attention alone."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tools.readme_records import Record, newest, source
 WARM_UP = 3
 """Steps before the first that counts."""
 PEAK_TFLOPS = 989.4
-"""Dense bf16 rate of an H100 or H200 with SXM, TFLOP/s, of which a step's share is told."""
+"""Dense bf16 rate of an H100 or H200 with SXM, TFLOP/s."""
 HEAD_START_MS = 5.0
 """That the host has in a round of benchmarks/distributed/attn.py."""
 STOPPED = " *"
-"""Behind the time of a run that did not reach its last step."""
+"""Mark after the time of a run that did not reach its last step."""
 KINDS = ("", "fp8", "sft", "recompute")
 """Words of a case's name; runs of one kind are compared with each other."""
 LAYOUT = re.compile(r"((cp|tp|pp)\d+)+")
@@ -34,8 +34,8 @@ def step_table() -> str:
     if record is None:
         return "No record yet: run `python -m benchmarks.train.pretrain te_speed` on two GPUs.\n"
     lines = [
-        "| model | sequence | run | first step, ms | ms a step | of the GPU's rate "
-        "| over the best stock run |",
+        "| model | sequence | run | first step, ms | ms a step | share of peak "
+        "| over the fastest stock run |",
         "|---|---|---|---|---|---|---|",
     ]
     rows = [row for row in _fair(record) if len(row["ms"]) > WARM_UP]
@@ -53,8 +53,9 @@ def whole_step_table() -> str:
     if record is None:
         return "No record yet: run `python -m benchmarks.train.pretrain te_speed_2gpus`.\n"
     lines = [
-        "| model | sequence | layout | call | magi, ms | stock's ways, ms | over the best of them "
-        "| first step, ms: magi, stock | memory of a rank, MiB: magi, stock |",
+        "| model | sequence | layout | call | magi, ms | stock by method, ms "
+        "| over the fastest stock | first step, ms: magi, stock "
+        "| memory of a rank, MiB: magi, stock |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     calls = {(*_place(row), row["round"]) for row in record["rows"]}
@@ -97,7 +98,7 @@ def _step_ms(row: Row) -> float:
 
 
 def step_profile_table() -> str:
-    """Where a step's time goes, with our flag and without."""
+    """Parts of a step's time, with the flag and without."""
     record = newest("te_pretrain")
     rows = [row for row in _fair(record) if "profile" in row] if record else []
     if record is None or not rows:
@@ -110,15 +111,19 @@ def step_profile_table() -> str:
         times = [profile["step_ms"], *(profile["parts_ms"][kind] for kind in kinds)]
         shown = [f"{ms:,.0f}" for ms in [*times, profile["busy_ms"]["exchange"]]]
         lines.append("| " + " | ".join([f"`{row['case'].replace(' profile', '')}`", *shown]) + " |")
-    return "\n".join([*lines, "", source(record)]) + "\n"
+    note = "Its record is that of the table of steps."
+    return "\n".join([*lines, "", note]) + "\n"
 
 
-def attention_table(shape: HeadShape = FIRST_SHAPE, tokens: int | None = None) -> str:
-    """Time of TransformerEngine's context parallelism over ours, forward and backward together.
+def attention_table(
+    shape: HeadShape = FIRST_SHAPE, tokens: int | None = None, *, notes: bool = True
+) -> str:
+    """Time of TransformerEngine's context parallelism over magi's, forward and backward together.
 
     Args:
-        shape: the heads whose rows are shown.
-        tokens: of a GPU, whose rows are shown; None: all.
+        shape: heads of the rows to show.
+        tokens: tokens of a GPU of the rows to show; None shows all.
+        notes: False leaves out the note and the records, for a second table of a section.
     """
     found = [newest(f"te_attention_{kernel}") for kernel in ("fa3", "cudnn")]
     if None in found:
@@ -134,10 +139,13 @@ def attention_table(shape: HeadShape = FIRST_SHAPE, tokens: int | None = None) -
         if tokens in (None, length):
             cells = [_cell(each, (mask, ranks, length)) for each in times]
             lines.append(f"| `{mask}` | {ranks} x {length // 1024}k | {' | '.join(cells)} |")
+    if not notes:
+        return "\n".join(lines) + "\n"
     note = (
         "A cell has the time of the fastest of p2p, all_gather and a2a over magi's, forward and "
-        "backward together, and that method's name; several packs: median (lowest to highest). "
-        f"*: the method's host took more than its head start of {HEAD_START_MS:.0f} ms."
+        "backward together, and that method's name. Several packs have median (lowest to highest). "
+        "*: the method's GPU waited, because its host took more than its head start of "
+        f"{HEAD_START_MS:.0f} ms."
     )
     sources = [source(record) for record in found if record is not None]
     return "\n".join([*lines, "", note, *sources]) + "\n"

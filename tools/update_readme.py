@@ -34,7 +34,7 @@ def planner_table() -> str:
     methods = ("lpt_2048", "lpt_fine", "swap_fine", "swap_auto")
     lines = [
         "| documents | cp | tokens per rank | LPT, chunk 2048 | LPT, chunk 512 | search, chunk 512 "
-        "| search, own chunk | plan ms |",
+        "| search, chosen chunk | plan, ms |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in record["rows"]:
@@ -44,7 +44,10 @@ def planner_table() -> str:
         head = [row["distribution"], str(row["cp_size"]), f"{row['tokens_per_rank'] // 1024}K"]
         time = f"{row['swap_auto']['plan_ms_p50']:.1f}"
         lines.append("| " + " | ".join([*head, *shown, time]) + " |")
-    note = "A cell has rows received / highest imbalance of the packs. Time: median with own chunk."
+    note = (
+        "A cell has rows received / highest imbalance of the packs. The time is the median with "
+        "the chosen chunk."
+    )
     return "\n".join([*lines, "", note, source(record)]) + "\n"
 
 
@@ -64,8 +67,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "held out": held_out_table,
     "te attention": attention_table,
     "te attention short": lambda: attention_table(tokens=16384),
-    "te attention of small heads": lambda: attention_table(HeadShape(32, 8, 64)),
-    "te attention of one key head": lambda: attention_table(HeadShape(8, 1, 128)),
+    "te attention of small heads": lambda: attention_table(HeadShape(32, 8, 64), notes=False),
+    "te attention of one key head": lambda: attention_table(HeadShape(8, 1, 128), notes=False),
     "te steps": step_table,
     "te whole steps": whole_step_table,
     "te step profile": step_profile_table,

@@ -60,7 +60,7 @@ def test_nodes_are_ahead_and_the_record_is_written(
 
 def test_the_page_shows_the_record() -> None:
     record = json.loads(SIMULATED.read_text())
-    page = (ROOT / "docs/results/attention.md").read_text()
+    page = (ROOT / "docs/results/planning.md").read_text()
     assert script.table(record) in page
     at_64 = [r for r in record["rows"] if r["cp_size"] == 64 and r["plan"] == "nodes"]
     assert len(at_64) == 3 and min(row["efficiency"] for row in at_64) >= 0.9

@@ -158,14 +158,14 @@ def test_the_page_names_the_peers_and_takes_every_length_from_its_newest_record(
     write("a", [1024, 2048], 5.0, plain)
     write("b", [2048], 7.0, (*plain, "all_gather_zigzag", "ring", "ulysses"))
     table = readme_dist.dist_table()
-    assert "| contiguous all-gather | zigzag all-gather | ring | Ulysses | one GPU | forw" in table
+    assert "| contiguous all-gather | zigzag all-gather | ring | Ulysses | one GPU | rows" in table
     long, short = (line for line in table.splitlines() if line.startswith("| `full` |"))
     assert long.startswith("| `full` | 2 x 2k | 7 / 7 |") and " - " not in long
     assert short.count("| - ") == 3 and short.startswith("| `full` | 2 x 1k | 5 / 5 |")
     assert "dist_a.json" in table and "dist_b.json" in table
     write("c", [2048], 7.0, (*plain, "all_gather_zigzag", "ring", "ulysses", "ring_fa3"))
     heads, _, line, *_ = readme_dist.dist_table().splitlines()
-    assert "| one GPU | ring, FA3 | forward |" in heads and "Ulysses, FA3" not in heads
+    assert "| one GPU | ring, FA3 | rows received |" in heads and "Ulysses, FA3" not in heads
     assert line.count("7 / 7") == 8
 
 
@@ -186,5 +186,5 @@ def test_records_of_one_rank_or_without_ours_spoil_no_table(
     monkeypatch.setattr(readme_dist, "source", lambda record: "Record.")
     lines = readme_dist.dist_table().splitlines()
     assert [line for line in lines if line.startswith("| `")] == [lines[2]]
-    assert lines[2].startswith("| `full` | 1 x 1k | 5 / 5 |") and lines[2].endswith("| 1 | 0% |")
+    assert lines[2].startswith("| `full` | 1 x 1k | 5 / 5 |") and lines[2].endswith("| - | 0% |")
     assert "| `d1` | 1 x 1k | 1 | - | - | - |" in readme_dist.packs_table()
