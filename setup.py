@@ -13,7 +13,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 try:
-    from pybind11.setup_helpers import Pybind11Extension, build_ext
+    from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 except ModuleNotFoundError:
     raise SystemExit(
         "building megatron_magi needs pybind11, got none in this Python; pip install pybind11, or "
@@ -75,4 +75,6 @@ def _build_module() -> ModuleType:
     return module
 
 
+# As many files at once as the machine has cores; each compiler takes up to 1 GB.
+ParallelCompile("MAX_JOBS", max=16).install()
 setup(ext_modules=[solver], cmdclass={"build_ext": build_ext, "build_py": BuildWithFolders})

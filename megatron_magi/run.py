@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     if not script.is_file():
         raise SystemExit(
             f"{USAGE}\nerror: the script must exist, got {given[0]!r} in {Path.cwd()}, and there "
-            f"is no such file; give its path"
+            f"is no such file; give its path, or {PACKAGED} for the packaged one"
         )
     script = script.resolve()
     try:

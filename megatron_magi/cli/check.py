@@ -103,7 +103,7 @@ def _existing(script: Path) -> Path:
     if not script.is_file():
         raise UsageError(
             f"the script must exist, got {str(script)!r} in {Path.cwd()}, and there is no such "
-            f"file; give its path"
+            f"file; give its path, or pretrain_gpt for the packaged one"
         )
     return script
 

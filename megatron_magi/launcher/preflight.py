@@ -108,8 +108,8 @@ def read_job(flags: Sequence[str], script: str = "") -> Job:
         raise JobRejected(said.getvalue().splitlines()[-1:]) from error
     if options is None:
         raise JobRejected([
-            "a job with --attention-backend magi is required, got none, or another one after it: "
-            "it would run with Megatron's own attention; add the flag"
+            "a job with --attention-backend magi is required, got none, or another backend: it "
+            "would run with Megatron's own attention; add the flag, or replace the other one"
         ])  # fmt: skip
     args, faults = read_flags(rest, script)
     return Job(args, options, tuple(faults))
