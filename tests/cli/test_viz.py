@@ -52,7 +52,7 @@ def test_viz_as_text_says_what_a_mask_does_not_have(capsys: Capture) -> None:
 def test_text_leaves_nothing_aside(capsys: Capture, beside: list[str]) -> None:
     code, out, err = run(capsys, "viz", "--lengths", "8", "--cp", "2", "--text", *beside)
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert f"--text prints the shares and draws nothing, got {beside[0]} beside it" in err
+    assert f"--text prints the shares and draws nothing, got {beside[0]} with it" in err
 
 
 def test_equal_input_gives_equal_pictures(capsys: Capture, tmp_path: Path) -> None:

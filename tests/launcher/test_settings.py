@@ -150,7 +150,7 @@ def test_the_choice_of_another_attention_is_forgotten(monkeypatch: pytest.Monkey
     for name, value in (("FLASH", "0"), ("FUSED", "1"), ("UNFUSED", "0")):
         monkeypatch.setenv(f"NVTE_{name}_ATTN", value)
     (line,) = change_settings(arguments(calculate_per_token_loss=True, **NO_MASK))
-    assert line.startswith("NVTE_FLASH_ATTN, NVTE_UNFUSED_ATTN are unset: attention is ours")
+    assert line.startswith("NVTE_FLASH_ATTN, NVTE_UNFUSED_ATTN are unset: attention is magi's")
     assert [n for n in ("FLASH", "FUSED", "UNFUSED") if f"NVTE_{n}_ATTN" in os.environ] == ["FUSED"]
     assert change_settings(arguments(calculate_per_token_loss=True, **NO_MASK)) == []
 
