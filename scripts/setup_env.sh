@@ -76,7 +76,7 @@ is_ready && exit 0
 install_torch
 megatron_pin=0.19.2
 echo "installing megatron_magi[$extra] and megatron-core $megatron_pin"
-echo "then the C++ planner is compiled, once and silently: two to four minutes"
+echo "then the C++ planner is compiled, once and silently: about two to four minutes"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
   -e ".[$extra]"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --ignore-requires-python \
