@@ -140,27 +140,27 @@ def _line(accepted: JobSummary) -> str:
     )
 
 
-def _attention(preflight: Job, gpus: int) -> dict[str, Any]:
+def _attention(job: Job, gpus: int) -> dict[str, Any]:
     """Facts of the attention in microbatches like the job's, or the reason why there are none."""
     from megatron_magi.launcher.job_plans import UnknownMask, plan_job
     from megatron_magi.launcher.preflight import validated
 
     try:
-        return _facts(plan_job(validated(preflight.args, gpus), preflight.options))
+        return _facts(plan_job(validated(job.args, gpus), job.options))
     except UnknownMask as error:
         return {"unknown": str(error)}
 
 
-def _facts(preflight: JobPlans) -> dict[str, Any]:
+def _facts(job: JobPlans) -> dict[str, Any]:
     from megatron_magi.viz.plan_facts import exchange_bytes, ring_rows
 
-    plans = preflight.plans
+    plans = job.plans
     received = [float(plan.rows_received.mean()) for plan in plans]
     ring = sum(ring_rows(plan) for plan in plans)
     layout = plans[0].layout
     return {
-        "documents": preflight.documents,
-        "tokens": preflight.tokens,
+        "documents": job.documents,
+        "tokens": job.tokens,
         "tokens_per_rank": layout.num_local_tokens,
         "chunk_size": layout.chunk_size,
         "num_plans": len(plans),
@@ -170,8 +170,8 @@ def _facts(preflight: JobPlans) -> dict[str, Any]:
         "key_rows_of_ring": sum(received) / ring if ring else 0.0,
         "stages": max(plan.num_stages for plan in plans),
         "buffer_bytes": max(int(exchange_bytes(plan).max()) for plan in plans),
-        "flops": preflight.flops,
-        "causal_share": preflight.causal_share,
+        "flops": job.flops,
+        "causal_share": job.causal_share,
     }
 
 

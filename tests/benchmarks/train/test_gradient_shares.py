@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.train import gradient_shares
+from benchmarks.train.gradient_gates import Judged
 from tests.cli.command import Capture
 
 SIZES = {
@@ -96,6 +97,25 @@ def test_a_control_without_an_error_is_refused(
     assert code == 2 and "--truth and --stock are required" in err
     code, _, err = run(capsys, monkeypatch, *words, runs["magi_tile"])
     assert code == 2 and "--control must be RUN=TRUTH" in err
+
+
+@pytest.mark.parametrize(
+    "errors, share, failures",
+    [
+        ((1.04, 1.04, 1.24), 0.2, []),
+        ((1.06, 1.06, 1.06), 0.2, ["median"]),
+        ((1.0, 1.0, 1.26), 0.2, ["worst"]),
+        ((1.0, 1.0, 1.0), 0.26, ["share of magi_tile"]),
+        ((1.0, 1.0, 1.0), -0.26, ["share of magi_tile"]),
+        ((float("nan"), 1.0, 1.0), 0.0, ["median", "worst"]),
+    ],
+)
+def test_every_gate_can_fail(errors: tuple[float, ...], share: float, failures: list[str]) -> None:
+    stock = Judged("cudnn", "stock", dict.fromkeys("abc", 1.0), {"magi_tile": 0.0})
+    run = Judged("magi", "run", dict(zip("abc", errors, strict=True)), {"magi_tile": share})
+    assert [*run.failures(stock)] == failures and [*stock.failures(stock)] == []
+    control = Judged("magi_tile", "control", run.errors, {"magi_tile": 0.4})
+    assert [*control.failures(stock)] == ["own share"]
 
 
 def test_names_of_the_engine_are_those_of_local_layers(tmp_path: Path) -> None:
