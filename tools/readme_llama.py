@@ -1,4 +1,4 @@
-"""Tables of Llama-3 1B: gradients against fp32, and the held-out loss of one checkpoint."""
+"""Tables of Llama-3 1B: gradients against fp32, loss curves, and one checkpoint held out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from benchmarks.train.gradient_gates import (
     Judged,
     comparisons,
 )
-from tools.readme_records import newest, source
+from benchmarks.train.two_groups import report, seen
+from megatron_magi.compare.read_run import read_run
+from tools.readme_records import Record, newest, source
 
 NAMES = {
     "fa3": "stock on FlashAttention-3",
@@ -27,6 +29,19 @@ NAMES = {
     "magi_lost": "control: dk and dv lost on one rank",
 }
 """Rows of the page, by the names of runs; controls are held beside the first yardstick."""
+
+CURVES = {
+    "stock_fa3": "stock on FlashAttention-3, DP 4",
+    "stock_cudnn_1": "stock on cuDNN, DP 4",
+    "stock_cudnn_2": "stock on cuDNN, DP 4, again",
+    "flag_dp2_cp2": "flag, DP 2 x CP 2",
+    "flag_cp4": "flag, CP 4",
+    "flag_tp2_cp2": "flag, TP 2 x CP 2",
+}
+"""Runs of 300 steps; stock's names begin with stock."""
+CONTROL = "curve_late"
+SETTLED = 10
+"""Steps in which shapes are still new."""
 
 
 def gradients_table() -> str:
@@ -56,6 +71,31 @@ def held_out_table() -> str:
         name = {"cudnn": "stock on cuDNN", **NAMES}[row["run"].removeprefix("held_")]
         lines.append(f"| {name} | {row['loss']:.6f} |")
     return "\n".join([*lines, "", source(record)]) + "\n"
+
+
+def curves_table() -> str:
+    """Losses, the time of a step and model FLOPS of each run, and what two_groups says of them."""
+    record = newest("llama_curves")
+    if record is None:
+        return "No record yet: run `python -m benchmarks.train.llama curves`.\n"
+    lines = ["| run | mean training loss | held-out loss | step, ms | TFLOP/s on a GPU |",
+             "|---|---|---|---|---|"]  # fmt: skip
+    lines += [f"| {title} | {_curve_cells(record, run)} |" for run, title in CURVES.items()]
+    stock, magi = (
+        [read_run(record["file"] / run) for run in CURVES if run.startswith(group)]
+        for group in ("stock", "flag")
+    )
+    figures, _ = report(stock, magi, [100, 300])
+    control = seen([read_run(record["file"] / CONTROL)], stock, [*stock, *magi])
+    return "\n".join([*lines, "", *figures, *control, "", source(record)]) + "\n"
+
+
+def _curve_cells(record: Record, name: str) -> str:
+    run = record["runs"][name]
+    ms = 1e3 * float(np.median([float(x) for x in run["step_seconds"][SETTLED:]]))
+    rate = 1e3 * float(record["meta"]["tflop_per_gpu_and_step"]) / ms
+    held_out = run["validation"][str(len(run["loss"]))]
+    return f"{np.mean(run['loss']):.5f} | {held_out:.5f} | {ms:.0f} | {rate:.0f}"
 
 
 def _by_run(held: dict[tuple[str, str], list[Judged]]) -> dict[str, list[tuple[str, str]]]:

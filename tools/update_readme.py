@@ -17,7 +17,7 @@ from tools.readme_dist import dist_table, packs_table
 from tools.readme_index import index_table
 from tools.readme_jobs import jobs_table
 from tools.readme_kernel import host_table, kernel_peers, kernel_summary
-from tools.readme_llama import gradients_table, held_out_table
+from tools.readme_llama import curves_table, gradients_table, held_out_table
 from tools.readme_memory import memory_table
 from tools.readme_pretrain import agreement_table, flags_table
 from tools.readme_records import RECORDS, ROOT, newest, source
@@ -63,6 +63,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "pretrain flags": flags_table,
     "published jobs": jobs_table,
     "index": index_table,
+    "curves": curves_table,
     "gradients": gradients_table,
     "held out": held_out_table,
     "te attention": attention_table,

@@ -157,9 +157,9 @@ class Queue:
     def _start(self, case: Case, folder: Path, gpus: list[str]) -> subprocess.Popen[str]:
         """The processes of a run, which wait for its gate if they were started early."""
         begins = None if case.draws_weights else self._weights(case)
-        words = case.words(
-            base_flags(self.options.recipe, self.options.data, self.options.more), folder, begins
-        )
+        name = case.recipe or self.options.recipe
+        base = base_flags(name, self.options.data, self.options.more)
+        words = case.words(base, folder, begins)
         module = "benchmarks.train.early_start" if self._needs_all(case) else case.launcher
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         launcher += ["--nproc-per-node", str(case.gpus), "-m", module, "pretrain_gpt"]

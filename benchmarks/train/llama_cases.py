@@ -59,6 +59,8 @@ class Case:
     """Others load them: a tensor-parallel rank draws others."""
     saves: bool = True
     """Its weights at the end, and its gradients."""
+    recipe: str | None = None
+    """None: that of all runs."""
     launcher: str = "megatron_magi.run"
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -133,7 +135,7 @@ def curves() -> list[Case]:
     dp2_cp2 = ("--context-parallel-size", "2", "--micro-batch-size", "2")
     return [
         Case("stock_cudnn_1", (*CUDNN, *CURVE), 4),
-        Case("flag_cp4", (*MAGI, *CP4, *JOINED, *CURVE), 4, saves=False),
+        Case("flag_cp4", (*JOINED, *CURVE), 4, saves=False, recipe="llama3_1b_cp4"),
         Case("stock_fa3", (*FA3, *CURVE), 4, saves=False),
         Case("flag_tp2_cp2", (*MAGI, *TP2_CP2, *JOINED, *CURVE), 4, saves=False),
         Case("stock_cudnn_2", (*CUDNN, *CURVE), 4, saves=False),

@@ -25,11 +25,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.lib.options import at_least
+from benchmarks.train.two_groups_figure import two_groups_figure
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.compare.differences import Curve, RunCurves
 from megatron_magi.compare.read_run import read_run
 from megatron_magi.compare.run_error import RunError
+from megatron_magi.viz.style import save
 
 MOST_E = 1.5
 T_POINTS = {2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31}
@@ -41,6 +43,7 @@ def main() -> int:
     parser.add_argument("--stock", type=Path, nargs="+", required=True)
     parser.add_argument("--magi", type=Path, nargs="+", required=True)
     parser.add_argument("--control", type=Path, nargs="+", default=[], help="runs with an error")
+    parser.add_argument("--figure", type=Path, metavar="PATH.png", help="draw all runs")
     parser.add_argument("--steps", type=at_least(1), nargs="+", default=[100, 300])
     options = parser.parse_args()
     try:
@@ -50,6 +53,9 @@ def main() -> int:
     except (RunError, ValueError) as error:
         raise UsageError(str(error)) from error
     _check(stock, magi, max(options.steps))
+    if options.figure:
+        figure = two_groups_figure(stock, magi, controls)
+        save(figure, options.figure.with_suffix(""), (options.figure.suffix[1:] or "png",))
     lines, holds = report(stock, magi, options.steps)
     print("\n".join([*lines, *seen(controls, stock, [*stock, *magi])]))
     return 0 if holds else 1

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.train import two_groups
+from benchmarks.train.two_groups_figure import two_groups_figure
+from megatron_magi.compare.read_run import read_run
 from tests.cli.command import Capture
 from tests.cli.compare_runs import write_steps
 
@@ -76,3 +78,15 @@ def test_too_few_runs_and_steps_are_one_line(
     monkeypatch.setattr(sys, "argv", ["two_groups", "--stock", *stock, "--magi", *magi])
     assert two_groups.run_cli(two_groups.main) == 2
     assert "runs must have 300 steps, got fewer in " in capsys.readouterr().err
+
+
+def test_figure_has_every_run_and_scales_to_those_that_are_right(tmp_path: Path) -> None:
+    stock, magi, far = (
+        [read_run(Path(folder)) for folder in runs(tmp_path, group, shift, count)]
+        for group, shift, count in (("stock", 0.0, 2), ("magi", 0.0, 2), ("far", 0.5, 1))
+    )
+    losses, gaps = two_groups_figure(stock, magi, far).axes
+    assert [line.get_label() for line in losses.lines] == [r.name for r in (*stock, *magi, *far)]
+    low, high = gaps.get_ylim()
+    *right, control = (abs(line.get_ydata()).max() for line in gaps.lines)
+    assert max(right) < high == -low < control
