@@ -52,9 +52,7 @@ class BuildWithFolders(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            for folder in ("recipes", "recipes/own_trainer"):
-                files = [*glob(f"{folder}/*.yaml"), *glob(f"{folder}/*.py")]
-                self._copy(files, f"megatron_magi/{folder}")
+            self._copy([*glob("recipes/*.yaml"), *glob("recipes/*.py")], "megatron_magi/recipes")
             self._copy(["examples/pretrain_gpt.py"], "megatron_magi/examples")
             library = _build_module().built_library()
             self._copy([] if library is None else [str(library)], "megatron_magi.libs")

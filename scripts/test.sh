@@ -2,7 +2,7 @@
 # Sets up .venv and runs every check and the tests that need no GPU. A step that fails stops no other
 # one; the exit code is the worst.
 #   bash scripts/test.sh                        what a change has to pass: 16 minutes on two cores
-#   bash scripts/test.sh --all                  slow tests, the fused kernels and HuggingFace's models too
+#   bash scripts/test.sh --all                  slow tests and HuggingFace's models too
 #   bash scripts/test.sh --cuda                 builds the CUDA library too, where there is an nvcc
 #   bash scripts/test.sh [pytest arguments]     checks, and these tests
 # Pretrain scripts of Megatron-LM checkouts: scripts/test_megatron.sh
@@ -61,13 +61,6 @@ run_tests() {
   OMP_NUM_THREADS=1 PYTHONPATH=$path "$python" -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "$@"
 }
 
-fused_kernels() {
-  beside triton triton || { echo "skipped: there is no triton to install here"; return; }
-  run_tests -p triton -m "$without_gpu" \
-    tests/adapter/fused/test_{cross_entropy,layer_spec,parts,qkv_rope}.py \
-    tests/training/test_fused_training.py
-}
-
 huggingface() {
   beside huggingface transformers==5.24.0 tokenizers huggingface_hub safetensors regex ||
     { echo "skipped: there is no transformers to install here"; return; }
@@ -86,7 +79,6 @@ elif ! $all; then
   step tests run_tests -m "$without_gpu and not slow"
 else
   step "all tests" run_tests -m "$without_gpu"
-  step "fused kernels in Triton's interpreter" fused_kernels
   step "models of HuggingFace Transformers" huggingface
 fi
 

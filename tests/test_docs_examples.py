@@ -111,19 +111,6 @@ def test_the_example_of_transformers_in_the_reference() -> None:
     assert names["loss"] > 0
 
 
-def test_the_dry_run_on_the_page_is_what_the_command_prints(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("omegaconf")
-    monkeypatch.chdir(tmp_path)
-    page = (DOCS / "trainer/training.md").read_text()
-    given, screen = re.search(
-        r"^    megatron-magi (train [^\n]* --dry-run)\n\n```text\n(.*?)^```", page, re.M | re.S
-    ).groups()
-    assert main(given.split()) == 0
-    assert capsys.readouterr().out == screen
-
-
 def test_the_screen_of_doctor_has_the_lines_of_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -36,7 +36,6 @@ LAYERS = {
     "balance": [],
     "compare": ["checks"],
     "text": ["checks", "adapter.compat"],
-    "training": [*BASE, "core", "PUBLIC", "adapter", "compare", "balance"],
     "launcher": [*BASE, "core", "PUBLIC", "adapter", "recipe", "balance"],
     "bridge": [*BASE, "core", "PUBLIC", "adapter", "launcher"],
     "huggingface": [*BASE, "core", "PUBLIC"],
@@ -48,7 +47,6 @@ LAYERS = {
         "core",
         "PUBLIC",
         "adapter",
-        "training",
         "balance",
         "compare",
         "text",
@@ -58,10 +56,6 @@ LAYERS = {
     ],
 }
 """What each layer may import beside itself; PUBLIC: the names of ``import megatron_magi``."""
-TRAINING_ROOMS = ("recipe", "process", "data", "checkpoint", "estimate", "run")
-"""Rooms of training/, lowest first: each may import those before it."""
-ABOVE_THE_RUN = ("weights",)
-"""Rooms that may import all of `TRAINING_ROOMS`."""
 ROOT = PACKAGE.parent
 SUBJECTS = {
     "lib": (),
@@ -77,7 +71,7 @@ WITH_CHECKOUT_PATH = (
     "benchmarks/train/warm_rank.py",
 )
 """Programs that put a checkout of Megatron or torchtitan on Python's path."""
-WITH_MEGATRON = ("adapter", "launcher", "bridge", "training", "run", "text")
+WITH_MEGATRON = ("adapter", "launcher", "bridge", "run", "text")
 
 
 def parse(path: Path) -> ast.Module:
@@ -150,26 +144,6 @@ def test_imports_only_downward(layer: str) -> None:
             is_public = target.split(".")[0] in public_names() | {""}
             ok = any(within(target, a) for a in allowed) or ("PUBLIC" in allowed and is_public)
             assert ok, f"{module_of(path)} must not import {name}"
-
-
-@pytest.mark.parametrize("room", [*TRAINING_ROOMS, *ABOVE_THE_RUN])
-def test_rooms_of_training_import_lower_rooms_only(room: str) -> None:
-    rooms = TRAINING_ROOMS
-    lower = rooms[: rooms.index(room)] if room in rooms else rooms
-    allowed = [f"training.{name}" for name in (*lower, room)]
-    files = list((PACKAGE / "training" / room).rglob("*.py"))
-    assert files, f"room {room} is gone: update TRAINING_ROOMS or ABOVE_THE_RUN"
-    for path in files:
-        for name in imports(path):
-            target = name.removeprefix("megatron_magi.")
-            ok = not within(target, "training") or any(within(target, a) for a in allowed)
-            assert ok, f"{module_of(path)} must not import {name}"
-
-
-def test_every_file_of_training_is_in_a_room() -> None:
-    rooms = {path.parent.name for path in (PACKAGE / "training").glob("*/*.py")}
-    assert rooms == {*TRAINING_ROOMS, *ABOVE_THE_RUN}
-    assert [p.name for p in (PACKAGE / "training").glob("*.py")] == ["__init__.py"]
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

@@ -18,7 +18,6 @@ from tools.readme_index import index_table
 from tools.readme_jobs import jobs_table
 from tools.readme_kernel import host_table, kernel_peers, kernel_summary
 from tools.readme_llama import curves_table, gradients_table, held_out_table
-from tools.readme_memory import memory_table
 from tools.readme_pretrain import agreement_table, flags_table
 from tools.readme_records import RECORDS, ROOT, newest, source
 from tools.readme_te import attention_table, step_profile_table, step_table, whole_step_table
@@ -58,7 +57,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "planner": planner_table,
     "dist": dist_table,
     "dist packs": packs_table,
-    "memory": memory_table,
     "pretrain agreement": agreement_table,
     "pretrain flags": flags_table,
     "published jobs": jobs_table,

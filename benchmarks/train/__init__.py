@@ -1,1 +1,1 @@
-"""Training: pretrain_gpt.py with and without our switch, our trainer, memory, Llama-3 1B."""
+"""Training: pretrain_gpt.py with and without the flag, and Llama-3 1B."""

@@ -13,7 +13,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_mtp_block_spec,
 )
 from megatron.core.transformer import TransformerConfig
-from megatron.core.transformer.attention import CrossAttentionSubmodules, SelfAttention
+from megatron.core.transformer.attention import CrossAttentionSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.torch_norm import WrappedTorchNorm
 from megatron.core.transformer.transformer_block import (
@@ -122,23 +122,6 @@ def llama_layer_spec(
 def with_own_norms(spec: Any) -> Any:
     """The same spec with our RMSNorm in place of torch's, which refuses sequence parallelism."""
     return _rewrite(spec, lambda _, __, value: RMSNorm if value is WrappedTorchNorm else value)
-
-
-def with_fused_attention(spec: Any) -> Any:
-    """The same spec with our split of the QKV projection and RoPE, which needs Triton.
-
-    Raises:
-        ValueError: the spec holds no self-attention of Megatron's.
-    """
-    from megatron_magi.adapter.fused.qkv_rope import FusedSelfAttention
-
-    changed = _rewrite(spec, lambda _, __, v: FusedSelfAttention if v is SelfAttention else v)
-    if changed is spec:
-        raise ValueError(
-            f"with_fused_attention requires a spec that holds Megatron's self-attention, got "
-            f"{type(spec).__name__} without one; set model.fused=off"
-        )
-    return changed
 
 
 def llama_mtp_spec(

@@ -1,4 +1,4 @@
-"""``megatron-magi doctor | check | plan | viz | data | train | compare | weights``."""
+"""``megatron-magi doctor | check | plan | viz | data | compare``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megatron_magi import __version__
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
 
-COMMANDS = ("doctor", "check", "plan", "viz", "data", "train", "compare", "weights")
+COMMANDS = ("doctor", "check", "plan", "viz", "data", "compare")
 """Modules of this package; the first line of each one's docstring is its help."""
 
 ANSWERED_ALONE = ("-h", "--help", "--version")
@@ -26,11 +26,9 @@ EXAMPLES = """examples:
   megatron-magi doctor                                  what will run here, and why
   megatron-magi check -- pretrain_gpt.py ...            will this Megatron job start with ours?
   megatron-magi plan --lengths 8192x4,1000 --cp 8       balance and traffic of a mask
-  megatron-magi viz --recipe recipes/own_trainer/tiny_llama_cpu.yaml --out pictures
+  megatron-magi viz --lengths 8192x4 --cp 8 --out pictures
   megatron-magi data my_texts/ --output runs/data/mine  packs text for training
-  megatron-magi train tiny_llama_cpu --dry-run          memory, plan and time of a recipe
   megatron-magi compare runs/dense runs/magi            PASS or FAIL, a table and a figure
-  megatron-magi weights export runs/llama/checkpoints --out llama-hf
 """
 
 

@@ -43,11 +43,9 @@ def run_cli(program: Callable[[], int | None]) -> int:
         _close_output()  # writing the output may be what failed
         return _stopped(file_error(error))
     except Exception as error:
-        # Here, because training imports torch, and help and version need not wait for it.
         from megatron_magi.compare.run_error import RunError
-        from megatron_magi.training.recipe.recipe_error import RecipeError
 
-        if not isinstance(error, (RecipeError, RunError)):
+        if not isinstance(error, RunError):
             raise
         return _stopped(str(error))
 

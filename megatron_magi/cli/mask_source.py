@@ -1,11 +1,10 @@
-"""The mask that a command is given: by lengths, a data file, a recipe or ranges."""
+"""The mask that a command is given: by lengths, a data file or ranges."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -15,8 +14,6 @@ from megatron_magi.cli.mask_shape import (
     Few,
     add_shape_options,
     few_numbers,
-    flag_of,
-    given_shape,
     mask_of_documents,
     refuse_shape_of,
 )
@@ -25,7 +22,6 @@ from megatron_magi.config import ForwardMode, MagiConfig
 
 if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi import AttnMask, HeadShape
-    from megatron_magi.training.recipe.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,6 @@ def add_mask_options(parser: argparse.ArgumentParser) -> None:
         "--cu-seqlens", metavar="0,N,..", help="their prefix sums, or @FILE that holds them"
     )
     where.add_argument("--data", metavar="PREFIX", help="a sample of PREFIX.bin and PREFIX.idx")
-    where.add_argument("--recipe", metavar="YAML", help="a sample of a recipe's data and mask")
     where.add_argument(
         "--ranges", metavar="JSON", help="a file with q_ranges, k_ranges, attn_type_map, total"
     )
@@ -63,7 +58,7 @@ def add_mask_options(parser: argparse.ArgumentParser) -> None:
         help="id that ends a document inside a sequence of the index (with --data)",
     )
     how = parser.add_argument_group("planned with")
-    how.add_argument("--cp", type=int, help="context-parallel ranks (recipe: parallel.cp)")
+    how.add_argument("--cp", type=int, help="context-parallel ranks")
     how.add_argument("--ranks-per-node", type=int, help="of the cp ranks (default: one node)")
     how.add_argument("--heads", metavar="Q,KV,DIM[,V]",
                      help="query and key/value heads, head_dim of a rank (32,8,128 or 32/8x128); "
@@ -72,8 +67,6 @@ def add_mask_options(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--overlap-degree", type=int, help="remote stages (default: chosen)")
     how.add_argument("--forward-mode", choices=get_args(ForwardMode), help="(default: chosen)")
     how.add_argument("--token-multiple", type=int, help="tokens per rank divide by it (TP size)")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value",
-                        help="changes to the recipe")  # fmt: skip
 
 
 def plan_input(options: argparse.Namespace) -> PlanInput:
@@ -83,13 +76,6 @@ def plan_input(options: argparse.Namespace) -> PlanInput:
         UsageError: the options name no mask, or something wrong.
     """
     try:
-        if options.recipe:
-            return _with_options(_from_recipe(options), options)
-        if options.overrides:
-            raise UsageError(
-                f"overrides change a recipe, got {options.overrides[0]!r} without --recipe; "
-                f"pass --recipe YAML, or drop them"
-            )
         from megatron_magi import HeadShape
 
         mask, text = _mask(options)
@@ -154,7 +140,7 @@ def _mask(options: argparse.Namespace) -> tuple[AttnMask, str]:
         cu_seqlens = np.array(numbers(text))
     else:
         raise UsageError(
-            "a mask is needed, got none; pass --lengths, --cu-seqlens, --data, --recipe or --ranges"
+            "a mask is needed, got none; pass --lengths, --cu-seqlens, --data or --ranges"
         )
     return _documents(cu_seqlens, options)
 
@@ -194,40 +180,6 @@ def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
         raise UsageError("--data needs --seq-length, the tokens of a packed sample")
     samples = FileSamples(open_index(options.data), options.seq_length, eod=options.eod_token)
     return _documents(samples.boundaries(options.sample), options)
-
-
-def _from_recipe(options: argparse.Namespace) -> PlanInput:
-    try:
-        from megatron_magi.training.recipe.recipe import load_recipe
-    except ImportError as error:
-        raise UsageError(f"a recipe needs omegaconf ({error}); pip install omegaconf") from error
-    from megatron_magi.training.data import packed_samples
-    from megatron_magi.training.estimate.dry_run import assumed_sample, heads_of
-
-    run: RunConfig = load_recipe(options.recipe, options.overrides)
-    of_data = [n for n in ("seq_length", "eod_token") if getattr(options, n) is not None]
-    for name in [*given_shape(options), *of_data]:
-        raise UsageError(
-            f"a recipe says its mask itself, got {flag_of(name)} with --recipe; "
-            f"use an override such as data.window=4096"
-        )
-    kind = f"sample {options.sample} of {options.recipe}"
-    if packed_samples.has_files(run.data):
-        data = packed_samples.PackedDataset(
-            run.data, run.train.seed, vocab_size=run.model.vocab_size
-        )
-        sample = data[options.sample]
-    else:
-        sample = assumed_sample(run, options.sample)
-        kind += ", assumed documents"
-        print(
-            f"note: no data at {run.data.path}; documents are assumed, as train --dry-run does",
-            file=sys.stderr,
-        )
-    mask = packed_samples.mask_of_documents(sample.cu_seqlens, run.data)
-    parallel = run.parallel
-    text = _describe(len(sample.cu_seqlens) - 1, mask, kind)
-    return PlanInput(mask, text, parallel.cp, heads_of(run), run.magi, parallel.token_multiple)
 
 
 def _describe(count: int, mask: AttnMask, kind: str, noun: str = "document") -> str:

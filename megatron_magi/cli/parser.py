@@ -27,17 +27,11 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(**arguments, allow_abbrev=False)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuses unknown options in the sub-parser that knows the right ones.
-
-        Overrides of a recipe may also follow options, where argparse does not expect them.
-        """
+        """Refuses unknown options in the sub-parser that knows the right ones."""
         self._given = list(sys.argv[1:] if args is None else args)
         found, unknown = super().parse_known_args(args, namespace)
         for word in unknown:
             if not word.startswith("-"):
-                if hasattr(found, "overrides"):
-                    found.overrides = [*found.overrides, word]
-                    continue
                 raise UsageError(
                     f"{self.prog} takes no further argument, got {word!r}; see {self.prog} --help"
                 )

@@ -5,7 +5,6 @@ examples:
   megatron-magi plan --lengths 8192x4,1000,500x8 --cp 8 --window 1024
   megatron-magi plan --cu-seqlens @documents.txt --cp 64 --quiet
   megatron-magi plan --data runs/data/python_stdlib --seq-length 32768 --cp 8
-  megatron-magi plan --recipe recipes/own_trainer/tiny_llama_cpu.yaml parallel.cp=4 --json
   megatron-magi plan --data PREFIX --seq-length 32768 --gpus 64 --layouts     DP, CP or both?
 """
 

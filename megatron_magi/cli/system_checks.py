@@ -42,7 +42,7 @@ def all_checks() -> list[Check]:
         check_engine(),
         check_flash(),
         check_apex(),
-        _package("omegaconf", "omegaconf", "for recipes: pip install 'megatron-magi[train]'"),
+        _package("omegaconf", "omegaconf", "for training: pip install 'megatron-magi[train]'"),
         _package("matplotlib", "matplotlib", "for pictures: pip install 'megatron-magi[viz]'"),
     ]  # fmt: skip
 

@@ -4,7 +4,6 @@ Writes shares, mask, traffic and timeline into the folder --out.
 
 examples:
   megatron-magi viz --lengths 8192x3,20000,500x8 --cp 4 --out pictures
-  megatron-magi viz --recipe tiny_llama_cpu data.seq_length=32768 parallel.cp=4
   megatron-magi viz --lengths 65536 --window 4096 --cp 8 --only shares timeline --format svg
   megatron-magi viz --lengths 8192x3,20000,500x8 --cp 4 --text         in the terminal, no files
 """

@@ -41,7 +41,7 @@ def read_evidence(folder: Path, baseline: Baseline) -> Evidence:
     """Read a run's folder, and measure gradient errors if both dumps exist.
 
     Raises:
-        RunError: no curves, a broken recipe.yaml, or gradients that do not fit.
+        RunError: no curves, a broken model.json, or gradients that do not fit.
     """
     errors = [] if baseline.runs == (folder,) else gradient_errors(folder, baseline)
     return Evidence(*read_run_and_facts(folder), errors)

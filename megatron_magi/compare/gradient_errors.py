@@ -1,6 +1,6 @@
-"""Measures how far a run's dumped gradients are from a baseline's, and keeps the errors as CSV.
+"""Measures how far a run's saved gradients are from a baseline's, and keeps the errors as CSV.
 
-RUN/gradient_errors.csv is small, while dumps have gigabytes. A comparison reads it if the dumps of
+RUN/gradient_errors.csv is small, while gradients have gigabytes. A comparison reads it if those of
 the run or of its baseline are gone.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -17,9 +17,8 @@ from typing import get_type_hints
 
 import numpy as np
 
-from megatron_magi.compare import experiment, gradient_folder
+from megatron_magi.compare import experiment
 from megatron_magi.compare.differences import Curve
-from megatron_magi.compare.gradient_folder import ERRORS, blocks
 from megatron_magi.compare.run_error import RunError
 from megatron_magi.compare.wgrads import (
     Gradient,
@@ -30,6 +29,9 @@ from megatron_magi.compare.wgrads import (
     without_tied_output,
 )
 
+ERRORS = "gradient_errors.csv"
+BLOCK = 1 << 22
+"""Elements that are read and squared at a time: 32 MiB in double precision."""
 THREADS = 8
 """Parameters measured at a time; each takes about 100 MB."""
 
@@ -39,7 +41,7 @@ class Baseline:
     """The folders of one run, or of several whose mean is the baseline."""
 
     runs: tuple[Path, ...]
-    """One or more, each with the steps.csv of a run."""
+    """One or more."""
 
     @property
     def name(self) -> str:
@@ -68,23 +70,23 @@ class GradientError:
 
 
 def gradient_errors(run: Path, baseline: Baseline) -> list[GradientError]:
-    """Errors of every iteration that the run and all of the baseline dumped.
+    """Errors of every iteration whose gradients the run and all of the baseline saved.
 
-    They are measured from the dumps, parameter by parameter, and written to the run's CSV. Those of
-    iterations whose dumps are gone are read from that CSV.
+    They are measured from these, parameter by parameter, and written to the run's CSV. Those of
+    iterations whose gradients are gone are read from that CSV.
 
     Raises:
         RunError: other parameters than the baseline's, or a CSV measured against another run.
     """
-    dumped = set.intersection(*(_dumped(each) for each in (run, *baseline.runs)))
-    known = [e for e in read_errors(run) if e.iteration not in dumped]
+    saved = set.intersection(*(_saved(each) for each in (run, *baseline.runs)))
+    known = [e for e in read_errors(run) if e.iteration not in saved]
     others = {e.baseline for e in known} - {baseline.name}
     if others:
         raise RunError(
             f"{run / ERRORS} must hold errors against {baseline.name}, got {sorted(others)[0]}; "
             f"compare where both runs' gradients are, or take that baseline"
         )
-    measured = [e for i in sorted(dumped) for e in _measure(run, baseline, i)]
+    measured = [e for i in sorted(saved) for e in _measure(run, baseline, i)]
     errors = sorted([*known, *measured], key=lambda e: e.iteration)
     if measured:
         _write(run, errors)
@@ -130,22 +132,15 @@ def _error_of(row: experiment.Row) -> GradientError:
     return GradientError(**{name: kind(row[name]) for name, kind in kinds.items()})
 
 
-def _dumped(run: Path) -> set[int]:
+def _saved(run: Path) -> set[int]:
     if experiment.is_run(run):  # it has measured errors alone
         return set()
-    return {*gradient_folder.dumped_iterations(run), *saved_iterations(run)}
-
-
-def _read(run: Path, iteration: int) -> Pieces:
-    if iteration in saved_iterations(run):
-        return read_wgrads(run, iteration)
-    names = gradient_folder.read_shapes(run, iteration)
-    return {name: [gradient_folder.read_gradient(run, iteration, name)] for name in names}
+    return set(saved_iterations(run))
 
 
 def _measure(run: Path, baseline: Baseline, iteration: int) -> list[GradientError]:
     folders = (run, *baseline.runs)
-    found = [_read(folder, iteration) for folder in folders]
+    found = [read_wgrads(folder, iteration) for folder in folders]
     if len({str(_shapes(pieces)) for pieces in found}) > 1:  # other layouts, perhaps
         found = [joined(pieces) for pieces in found]
     if len({len(pieces) for pieces in found}) > 1:
@@ -183,11 +178,18 @@ def _norms(found: list[Pieces], name: str) -> tuple[float, float, float]:
 
 def _squares(gradients: Sequence[Gradient]) -> Curve:
     squares = np.zeros(3)
-    for ours, *others in blocks(*gradients):
+    for ours, *others in _blocks(*gradients):
         theirs = np.mean(others, axis=0)
         gap = ours - theirs
         squares += [np.dot(ours, ours), np.dot(theirs, theirs), np.dot(gap, gap)]
     return squares
+
+
+def _blocks(*arrays: Gradient) -> Iterator[tuple[Curve, ...]]:
+    """Arrays of one shape, piece by piece in double precision; only one piece is in memory."""
+    flat = [a.reshape(-1) for a in arrays]
+    for begin in range(0, flat[0].size, BLOCK):
+        yield tuple(a[begin : begin + BLOCK].astype(np.float64) for a in flat)
 
 
 def _write(run: Path, errors: list[GradientError]) -> None:

@@ -1,13 +1,17 @@
-"""Facts of a run's model: what its recipe.yaml or the arguments that Megatron logged say of it."""
+"""Facts of a run's model, from the arguments that Megatron logs or from a model.json."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 from megatron_magi.compare.run_error import RunError
+
+MODEL = "model.json"
 
 
 @dataclass(frozen=True)
@@ -39,30 +43,21 @@ def facts_of_arguments(arguments: Mapping[str, str]) -> ModelFacts | None:
     return ModelFacts(dtype, vocab_size, width * std**2)
 
 
-def read_recipe_facts(folder: Path) -> ModelFacts | None:
-    """Facts of the recipe.yaml beside a steps.csv; None if it is missing.
+def read_facts(folder: Path) -> ModelFacts | None:
+    """Facts in the model.json next to a steps.csv; None if it is missing.
 
     Raises:
-        RunError: it is broken, or PyYAML is not installed.
+        RunError: it is broken.
     """
-    path = folder / "recipe.yaml"
+    path = folder / MODEL
     if not path.is_file():
         return None
+    kinds = get_type_hints(ModelFacts)
     try:
-        import yaml
-    except ImportError as error:
+        given = json.loads(path.read_text())
+        return ModelFacts(**{name: kind(given[name]) for name, kind in kinds.items()})
+    except (KeyError, TypeError, ValueError) as error:
         raise RunError(
-            f"reading {path} needs PyYAML, which is not installed ({error}); pip install pyyaml"
-        ) from error
-    try:
-        recipe = yaml.safe_load(path.read_text())
-        model, train = recipe["model"], recipe.get("train") or {}
-        rows, multiple = int(model["vocab_size"]), int(model.get("vocab_multiple", 128))
-        variance = int(model["hidden_size"]) * float(model.get("init_std", 0.02)) ** 2
-        dtype = str(train.get("dtype", "fp32"))
-    except Exception as error:
-        raise RunError(
-            f"a run's recipe.yaml must be the one that training wrote, got {path}: {error!r}; "
-            f"mend or remove it"
+            f"{MODEL} must be an object with {', '.join(kinds)}, got {error!r} in {path}; mend or "
+            f"remove it"
         ) from None
-    return ModelFacts(dtype, -(-rows // multiple) * multiple, variance)

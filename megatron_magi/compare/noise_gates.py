@@ -224,7 +224,7 @@ def _start(judged: Judged, run: Evidence, gates: NoiseGates) -> GateResult:
         return _skipped("loss_start", "the run goes on from a checkpoint")
     if run.model is None:
         return _skipped(
-            "loss_start", "the run has no recipe.yaml and no logged arguments with its vocabulary"
+            "loss_start", "the run has no model.json and no logged arguments with its vocabulary"
         )
     expected = run.model.untrained_loss
     value = abs(float(judged.run.loss[0]) - expected)

@@ -1,7 +1,13 @@
-"""Reads a run: a folder with a steps.csv or Megatron's event files, or a path in an experiment."""
+"""Reads a run: a folder with Megatron's event files or a steps.csv, or a path in an experiment.
+
+A steps.csv, for runs of other programs, has a line for each iteration with the columns iteration,
+lm_loss (nats), grad_norm, step_seconds and tokens_per_second; and perhaps validation_loss,
+loss_tokens (whose loss counts) and num_processes. A model.json next to it holds `ModelFacts`.
+"""
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +16,11 @@ import numpy as np
 from megatron_magi.compare import experiment
 from megatron_magi.compare.differences import Curve, RunCurves
 from megatron_magi.compare.events import event_folder, read_events
-from megatron_magi.compare.model_facts import ModelFacts, read_recipe_facts
+from megatron_magi.compare.model_facts import ModelFacts, read_facts
 from megatron_magi.compare.positions import read_positions
 from megatron_magi.compare.run_error import RunError
-from megatron_magi.compare.steps_file import STEPS, read_steps
+
+STEPS = "steps.csv"
 
 
 def read_run(folder: Path) -> RunCurves:
@@ -37,7 +44,7 @@ def read_run_and_facts(folder: Path) -> tuple[RunCurves, ModelFacts | None]:
         run, facts = _read_steps_file(folder), None
     else:
         run, facts = read_events(folder.resolve().name, events)
-    return replace(run, by_position=read_positions(folder)), read_recipe_facts(folder) or facts
+    return replace(run, by_position=read_positions(folder)), read_facts(folder) or facts
 
 
 def _read_steps_file(folder: Path) -> RunCurves:
@@ -47,7 +54,7 @@ def _read_steps_file(folder: Path) -> RunCurves:
             f"a run to compare must have a steps.csv or TensorBoard events, got none in {folder}; "
             f"train it with --tensorboard-dir {folder}"
         )
-    rows = read_steps(path)
+    rows = _read_rows(path)
     if not rows:
         raise RunError(
             f"a run to compare must have an iteration, got none in {path}; see the run's log"
@@ -61,8 +68,8 @@ def _read_steps_file(folder: Path) -> RunCurves:
         ValueError,
     ) as error:  # no such column, a cut line or no number
         raise RunError(
-            f"a steps.csv must have the columns and numbers that training writes, got {error!r} "
-            f"in {path}; train it again"
+            f"a steps.csv must have the columns and numbers of a run, got {error!r} "
+            f"in {path}; write it again"
         ) from None
     if iterations != list(range(iterations[0], iterations[0] + len(rows))):
         raise RunError(
@@ -70,6 +77,17 @@ def _read_steps_file(folder: Path) -> RunCurves:
             f"train it again"
         )
     return run
+
+
+def _read_rows(path: Path) -> list[dict[str, str]]:
+    try:
+        with path.open(newline="") as file:
+            return list(csv.DictReader(file))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise RunError(
+            f"a steps.csv must be text with a line for each iteration, got {error} in {path}; "
+            f"restore or remove it"
+        ) from error
 
 
 def _curves(name: str, rows: list[dict[str, str]]) -> RunCurves:

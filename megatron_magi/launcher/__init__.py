@@ -1,4 +1,4 @@
-"""`--attention-backend magi` for Megatron's own pretrain scripts (L7).
+"""`--attention-backend magi` for Megatron's own pretrain scripts (L6).
 
 `python -m megatron_magi.run SCRIPT ...` calls `install()`; a patched script calls it itself.
 """

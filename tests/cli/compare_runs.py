@@ -1,19 +1,19 @@
-"""Runs that `compare` reads: curves of steps, recipes and dumped gradients, written by hand."""
+"""Runs that `compare` reads: curves of steps, facts of models and gradients, written by hand."""
 
 import csv
 import json
 import math
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from megatron_magi.compare.gradient_folder import finish, gradient_path, write_gradient
-from megatron_magi.compare.steps_file import StepRecord
-from megatron_magi.training.process.whole_files import partial_folder
+from megatron_magi.compare.model_facts import ModelFacts
 from tests.cli.command import Capture, run
+from tests.compare.saved_gradients import save_gradients
 
 STEPS = 120
 VOCABULARY = 384  # 257 tokens, padded to a multiple of 128
@@ -27,6 +27,10 @@ SIGNS = np.where(np.arange(STEPS) % 2, 1.0, -1.0)
 ONE_STEP = 2.0**-8
 """Noise of a bf16 gradient is at least this."""
 PARAMETERS = ("embedding.weight", "decoder.layers.0.weight", "decoder.layers.10.weight")
+COLUMNS = (
+    *("iteration", "lm_loss", "grad_norm", "step_seconds", "tokens_per_second", "loss_tokens"),
+    *("num_processes", "validation_loss"),
+)
 Write = Callable[..., Path]
 """`write_beside_curve` in the test's own folder."""
 
@@ -34,7 +38,7 @@ Write = Callable[..., Path]
 def write_steps(folder: Path, rows: list[dict[str, Any]]) -> None:
     folder.mkdir(parents=True)
     with (folder / "steps.csv").open("w", newline="") as file:
-        lines = csv.DictWriter(file, [f.name for f in fields(StepRecord)])
+        lines = csv.DictWriter(file, COLUMNS)
         lines.writeheader()
         lines.writerows(dict.fromkeys(lines.fieldnames, 0) | {"validation_loss": ""} | row
                         for row in rows)  # fmt: skip
@@ -59,7 +63,9 @@ def write_beside_curve(
     gradients: dict[str, float] | float | None = None,
     steps: int = STEPS,
     validation: Any = 0.0,
-    **recipe: str,
+    dtype: str = "bf16",
+    vocab_size: int = VOCABULARY,
+    hidden_size: int = 16,
 ) -> Path:
     """Writes a run of `STEPS` steps beside the curve; relative differences and gradient errors."""
     folder = parent / name
@@ -71,11 +77,8 @@ def write_beside_curve(
          "validation_loss": validated[i] if (i + 1) % 40 == 0 else ""}
         for i in range(steps)
     ])  # fmt: skip
-    facts = {
-        "vocab_size": "257", "vocab_multiple": "128", "hidden_size": "16", "dtype": "bf16"
-    } | recipe  # fmt: skip
-    model = ", ".join(f"{name}: {value}" for name, value in facts.items() if name != "dtype")
-    (folder / "recipe.yaml").write_text(f"model: {{{model}}}\ntrain: {{dtype: {facts['dtype']}}}\n")
+    facts = ModelFacts(dtype, vocab_size, hidden_size * 0.02**2)
+    (folder / "model.json").write_text(json.dumps(asdict(facts)))
     if gradients is not None:
         dump(folder, gradients)
     return folder
@@ -83,15 +86,13 @@ def write_beside_curve(
 
 def dump(folder: Path, errors: dict[str, float] | float, iteration: int = 1) -> None:
     """Gradients of ones, with these relative L2 errors."""
-    partial = partial_folder(gradient_path(folder, iteration))
-    norms: dict[str, Any] = {}
+    gradients = {}
     for name in PARAMETERS:
         error = errors.get(name, 0.0) if isinstance(errors, dict) else errors
-        gradient = np.ones((4, 8), np.float32)
-        gradient[::2] *= 1 + error
-        gradient[1::2] *= 1 - error
-        norms[name] = (gradient.shape, write_gradient(partial, name, gradient))
-    finish(partial, norms)
+        gradients[name] = torch.ones(4, 8)
+        gradients[name][::2] *= 1 + error
+        gradients[name][1::2] *= 1 - error
+    save_gradients(folder, iteration, gradients)
 
 
 def judge(

@@ -53,7 +53,7 @@ def test_runs_that_begin_elsewhere_are_not_compared(capsys: Capture, tmp_path: P
     [
         ("lm_loss", "loss", "KeyError('lm_loss')"),
         ("3,2.0497", "three,2.0497", "'three'"),
-        (",1000.0,0,0,0,0,0,\r\n4,", "\r\n4,", "NoneType"),
+        (",1000.0,0,0,\r\n4,", "\r\n4,", "NoneType"),
     ],
     ids=["column", "number", "cut_line"],
 )

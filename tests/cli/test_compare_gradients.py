@@ -1,4 +1,4 @@
-"""compare --noise: errors of gradients, measured from dumps or read from their CSV."""
+"""compare --noise: errors of gradients, measured from saved ones or read from their CSV."""
 
 import csv
 import shutil
@@ -6,15 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from megatron_magi.compare.gradient_folder import (
-    finish,
-    gradient_path,
-    write_gradient,
-)
-from megatron_magi.training.process.whole_files import partial_folder
 from tests.cli.command import Capture, run
 from tests.cli.compare_runs import ODD, PARAMETERS, Write, dump, judge, write_run
+from tests.compare.saved_gradients import save_gradients, wgrads_path
 
 
 def test_the_worst_parameter_is_named(
@@ -44,7 +40,7 @@ def test_errors_travel_where_gradients_do_not(
     assert float(rows[PARAMETERS[2]]["norm"]) == pytest.approx(np.sqrt(32 * 1.0004), rel=1e-6)
     assert float(rows[PARAMETERS[2]]["baseline_norm"]) == pytest.approx(np.sqrt(32), rel=1e-6)
     for folder in (*family, wrong):
-        shutil.rmtree(Path(folder) / "gradients")
+        shutil.rmtree(Path(folder) / "wgrads")
     code_without, without = judge(capsys, family, wrong)
     assert code == code_without == 1
     assert with_gradients["gates"]["gradients"] == without["gates"]["gradients"]
@@ -59,7 +55,7 @@ def test_a_later_dump_joins_the_measured_ones(
     dump(Path(family[1]), 0.04, iteration=80)
     code, facts = judge(capsys, family, right)
     assert facts["gates"]["gradients"]["text"].endswith("worst of 6 gradients of steps [1, 80]")
-    shutil.rmtree(gradient_path(right, 1))
+    shutil.rmtree(wgrads_path(right, 1))
     dump(right, 0.13, iteration=80)
     code, facts = judge(capsys, family, right)
     gate = facts["gates"]["gradients"]
@@ -72,7 +68,7 @@ def test_errors_against_another_baseline_are_refused(
 ) -> None:
     right = write("magi", ODD, gradients=0.0)
     judge(capsys, family, right)
-    shutil.rmtree(right / "gradients")
+    shutil.rmtree(right / "wgrads")
     other = write("other", gradients=0.0)
     code, _, err = run(capsys, "compare", str(other), str(right), "--noise", family[1])
     assert code == 2 and "must hold errors against other, got plain" in err
@@ -88,23 +84,19 @@ def test_other_parameters_are_refused(
     capsys: Capture, family: tuple[str, str], write: Write
 ) -> None:
     wrong = write("wrong", ODD, gradients=0.0)
-    partial = partial_folder(gradient_path(wrong, 1))
-    finish(partial, {"w": ((3,), write_gradient(partial, "w", np.ones(3, np.float32)))})
+    save_gradients(wrong, 1, {"w": torch.ones(3)})
     code, _, err = run(capsys, "compare", family[0], str(wrong), "--noise", family[1])
     assert code == 2 and "must be of one model, got another decoder.layers.0.weight" in err
 
 
 def test_without_noise_the_first_saved_gradients_count(capsys: Capture, tmp_path: Path) -> None:
     """Those of later steps differ by what training amplifies."""
-    torch = pytest.importorskip("torch")
     runs = {"dense": (0.0, 0.0), "magi": (1e-6, 0.5), "moved": (1e-2, 1e-2), "no gradients": ()}
     for name, errors in runs.items():
         write_run(tmp_path / name, 0.0)
         for iteration, error in zip((10, 20), errors, strict=False):
-            folder = tmp_path / name / "save" / "wgrads" / f"iter_{iteration:07d}"
-            folder.mkdir(parents=True)
             held = {"weight": torch.ones(4) * (1 + error), "bias": torch.ones(2)}
-            torch.save({"model_chunk0": held}, folder / "mp_rank_00.pth")
+            save_gradients(tmp_path / name / "save", iteration, held)
     dense, magi, moved, nothing = (str(tmp_path / name) for name in runs)
     code, out, _ = run(
         capsys, "compare", dense, magi, nothing, "--expect-fail", moved, "--no-figure"

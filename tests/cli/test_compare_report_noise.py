@@ -29,7 +29,7 @@ def test_a_control_that_nothing_tells_from_the_baseline_is_not_caught(
     capsys: Capture, family: tuple[str, str], write: Write
 ) -> None:
     right = write("magi", ODD, gradients=0.0)
-    control = write("moved", ODD, gradients=0.0, vocab_size="600")  # fails loss_start alone
+    control = write("moved", ODD, gradients=0.0, vocab_size=640)  # fails loss_start alone
     code, facts = judge(capsys, family, right, "--expect-fail", str(control))
     assert code == 1 and facts["runs"][0]["passed"]
     assert facts["controls"][0]["passed"] is False and facts["controls"][0]["caught_by"] == []

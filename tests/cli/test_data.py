@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from megatron_magi.cli.data import limit_bytes
+from megatron_magi.launcher.file_samples import open_index
 from megatron_magi.text.documents import Document
-from megatron_magi.training.data.index_file import IndexFile
 from tests.cli.command import Capture, run
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +40,7 @@ def test_it_packs_keeps_what_was_there_when_it_fails_and_says_why(
     assert (code, err) == (0, "")
     said = "2 documents, 10 tokens, longest 6 (byte tokenizer, vocabulary 257, EOD 256)"
     assert said in out
-    assert [len(IndexFile(f"{tmp_path}/c").get(i)) for i in range(2)] == [4, 6]
+    assert list(open_index(f"{tmp_path}/c").sequence_lengths) == [4, 6]
     assert out.endswith(f"--data-path {tmp_path}/c {FLAGS}\n")
 
     (tmp_path / "u.jsonl").write_text('{"body": "another"}\n{"body": 5}\n')
@@ -63,25 +61,6 @@ def test_one_line_or_one_object_for_other_programs(
     assert quiet.count("\n") == 1 and quiet.endswith(keys)
     facts = json.loads(prepare(capsys, monkeypatch, tmp_path, "t.txt", "--json")[1])
     assert (facts["path"], facts["num_tokens"], facts["eod_token"]) == (f"{tmp_path}/c", 5, 256)
-
-
-@pytest.mark.slow
-def test_two_commands_train_the_tiny_recipe_in_any_folder(tmp_path: Path) -> None:
-    pytest.importorskip("megatron.core")
-    pytest.importorskip("omegaconf")
-    commands = (
-        ["data", os.path.dirname(os.__file__), "--output", "runs/data/python_stdlib",
-         "--include", "*.py", "--max-bytes", "100000"],
-        ["train", "tiny_llama_cpu", "train.iterations=2", "optimizer.warmup_iters=0"],
-    )  # fmt: skip
-    for arguments in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", "megatron_magi", *arguments],
-            capture_output=True, text=True, timeout=200, cwd=tmp_path, env=environment(),
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-2000:]
-    (steps,) = tmp_path.glob("runs/*/steps.csv")
-    assert len(steps.read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize("value", ["0", "-5", "many"])

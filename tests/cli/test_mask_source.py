@@ -71,16 +71,10 @@ def test_plan_masks_by_option(capsys: Capture, tmp_path: Path) -> None:
         ),
         ("--lengths 8 --mask os:getcwd", "the MaskRequest, got os:getcwd(); read what it needs"),
         ("--ranges r.json --window 4", "--ranges are the whole mask, got --window with it; drop"),
-        (
-            "--recipe tiny_llama_cpu --prefix 4",
-            "says its mask itself, got --prefix with --recipe",
-        ),
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "viz"])
 def test_a_rule_stands_alone(capsys: Capture, command: str, options: str, text: str) -> None:
-    if "--recipe" in options:
-        pytest.importorskip("omegaconf")
     options = options.replace("M:", "tests.cli.mask_functions:")
     text = text.replace("M:", "tests.cli.mask_functions:")
     code, out, err = run(capsys, command, *options.split(), "--cp", "2")
@@ -108,22 +102,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(prefix)
 
 
-def test_plan_of_a_data_file_and_a_recipe(capsys: Capture, packed: str) -> None:
+def test_plan_of_a_data_file(capsys: Capture, packed: str) -> None:
     from_data = plan_json(capsys, "--data", packed, "--seq-length", "1024", "--cp", "2")
-    recipe = Path(__file__).parents[2] / "recipes" / "own_trainer" / "tiny_llama_cpu.yaml"
-    from_recipe = plan_json(
-        capsys, "--recipe", str(recipe), f"data.path={packed}", "data.seq_length=1024"
-    )
-    assert from_data["mask"]["tokens"] == from_recipe["mask"]["tokens"] == 1024
-    assert from_data["mask"]["slices"] > 3
-    assert from_recipe["plan"]["cp_size"] == 2
-    assert from_recipe["heads"] == {
-        "q": 4,
-        "kv": 2,
-        "dim": 32,
-        "value_dim": 32,
-        "bytes_per_element": 4,
-    }
+    assert from_data["mask"]["tokens"] == 1024 and from_data["mask"]["slices"] > 3
     other = plan_json(
         capsys, "--data", packed, "--seq-length", "1024", "--cp", "2", "--sample", "1"
     )
@@ -132,9 +113,6 @@ def test_plan_of_a_data_file_and_a_recipe(capsys: Capture, packed: str) -> None:
         capsys, "--data", packed, "--seq-length", "1024", "--cp", "2", "--eod-token", "256"
     )
     assert by_token["plan"]["digest"] == from_data["plan"]["digest"]
-    code, _, err = run(capsys, "plan", "--recipe", str(recipe), f"data.path={packed}", "--window",
-                       "4")  # fmt: skip
-    assert code == 2 and "got --window with --recipe" in err
 
 
 def test_documents_of_an_index_need_no_eod(capsys: Capture, tmp_path: Path) -> None:
@@ -148,35 +126,3 @@ def test_documents_of_an_index_need_no_eod(capsys: Capture, tmp_path: Path) -> N
     given = ("--data", f"{tmp_path}/corpus", "--seq-length", "512", "--cp", "2")
     found = plan_json(capsys, *given)
     assert found["mask"]["tokens"] == 512 and found["mask"]["slices"] > 5
-
-
-@pytest.mark.parametrize("command", ["plan", "viz"])
-def test_a_recipe_without_data_assumes_the_documents_of_a_dry_run(
-    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
-    pytest.importorskip("megatron.core")
-    pytest.importorskip("omegaconf")
-    monkeypatch.chdir(tmp_path)
-    options = ["--quiet"] if command == "plan" else ["--text"]
-    code, out, err = run(capsys, command, "--recipe", "tiny_llama_cpu", *options)
-    assert code == 0 and out
-    assert err == (
-        "note: no data at runs/data/python_stdlib; documents are assumed, as train --dry-run does\n"
-    )
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_assumed_documents_are_named_where_the_mask_is(
-    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("megatron.core")
-    pytest.importorskip("omegaconf")
-    monkeypatch.chdir(tmp_path)
-    code, out, _ = run(capsys, "plan", "--recipe", "tiny_llama_cpu", "--sample", "2", "--json")
-    text = json.loads(out)["mask"]["text"]
-    assert code == 0 and text.endswith("sample 2 of tiny_llama_cpu, assumed documents")
-    code, dry, _ = run(capsys, "train", "tiny_llama_cpu", "--dry-run")
-    code, out, _ = run(capsys, "plan", "--recipe", "tiny_llama_cpu", "--json")
-    facts = json.loads(out)
-    assert f"balance (max/mean) {facts['plan']['imbalance']:.3f}" in dry
-    assert f"first sample: {facts['mask']['text'].split()[0]} documents" in dry

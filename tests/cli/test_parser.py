@@ -73,11 +73,6 @@ def test_an_option_of_another_command_is_named() -> None:
         here.parse_args(["--windw", "3"])
 
 
-def test_overrides_may_stand_behind_options() -> None:
-    parser = CommandParser(prog="magi")
-    parser.add_argument("--cp", type=int)
-    parser.add_argument("overrides", nargs="*")
-    found = parser.parse_args(["a=1", "--cp", "2", "b=3"])
-    assert found.cp == 2 and found.overrides == ["a=1", "b=3"]
+def test_a_word_that_no_option_takes_is_refused() -> None:
     with pytest.raises(UsageError, match="magi takes no further argument, got 'more'"):
         CommandParser(prog="magi").parse_args(["more"])

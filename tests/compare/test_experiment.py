@@ -44,7 +44,9 @@ def folders(tmp_path: Path) -> list[Path]:
     full, events = tmp_path / "full", tmp_path / "events"
     full.mkdir()
     (full / "steps.csv").write_text(STEPS)
-    (full / "recipe.yaml").write_text("model: {vocab_size: 100, hidden_size: 8}\n")
+    (full / "model.json").write_text(
+        '{"dtype": "fp32", "vocab_size": 128, "logit_variance": 0.0032}'
+    )
     write_positions(full, {Bucket(8, 0, 16): 4.5, Bucket(8, 16, 32): 4.1})
     (full / ERRORS).write_text(
         "iteration,parameter,norm,baseline_norm,relative_error,baseline\n"

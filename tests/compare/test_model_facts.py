@@ -1,30 +1,24 @@
-"""Facts of a run's model, from its recipe.yaml or Megatron's logged arguments."""
+"""Facts of a run's model, from Megatron's logged arguments or its model.json."""
 
 from __future__ import annotations
 
+import json
 import math
-import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from megatron_magi.compare.model_facts import ModelFacts, facts_of_arguments, read_recipe_facts
+from megatron_magi.compare.model_facts import ModelFacts, facts_of_arguments, read_facts
 from megatron_magi.compare.run_error import RunError
 
 
-def recipe(folder: Path, text: str) -> Path:
-    (folder / "recipe.yaml").write_text(text)
-    return folder
-
-
-def test_facts_of_a_recipe_and_the_defaults_of_what_it_lacks(tmp_path: Path) -> None:
-    assert read_recipe_facts(tmp_path) is None
-    short = read_recipe_facts(recipe(tmp_path, "model: {vocab_size: 300, hidden_size: 50}\n"))
-    assert short == ModelFacts("fp32", 384, 50 * 0.02**2)
-    model = "{vocab_size: 300, vocab_multiple: 50, hidden_size: 50, init_std: 0.1}"
-    full = read_recipe_facts(recipe(tmp_path, f"model: {model}\ntrain: {{dtype: bf16}}\n"))
-    assert full == ModelFacts("bf16", 300, 50 * 0.1**2)
+def test_facts_of_a_file_next_to_a_steps_csv(tmp_path: Path) -> None:
+    assert read_facts(tmp_path) is None
+    facts = ModelFacts("bf16", 300, 0.5)
+    (tmp_path / "model.json").write_text(json.dumps(asdict(facts) | {"more": 1}))
+    assert read_facts(tmp_path) == facts
 
 
 def test_facts_of_logged_arguments() -> None:
@@ -45,17 +39,9 @@ def test_an_untrained_loss_is_that_of_normal_logits() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["model: [\n", "- a\n", "{}\n", "model: {vocab_size: many, hidden_size: 8}\n"]
+    "text", ["[", "[]", "{}", '{"dtype": "bf16", "vocab_size": "many", "logit_variance": 1}']
 )
-def test_a_broken_recipe_is_one_clear_error(tmp_path: Path, text: str) -> None:
-    with pytest.raises(RunError, match=r"must be the one that training wrote, got .*recipe\.y"):
-        read_recipe_facts(recipe(tmp_path, text))
-
-
-def test_without_yaml_the_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    assert read_recipe_facts(tmp_path) is None
-    with pytest.raises(RunError, match="pip install pyyaml"):
-        read_recipe_facts(recipe(tmp_path, "model: {}\n"))
+def test_a_broken_file_is_one_clear_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.json").write_text(text)
+    with pytest.raises(RunError, match=r"an object with dtype, vocab_size, .*, got .*model\.json"):
+        read_facts(tmp_path)

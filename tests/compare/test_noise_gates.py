@@ -220,9 +220,9 @@ def test_a_run_begins_where_an_untrained_model_does(vocabulary: int, passes: boo
     assert found.value == pytest.approx(abs(LOSS[0] - math.log(vocabulary) - 0.25))
 
 
-def test_a_run_without_a_beginning_or_a_recipe_has_no_first_loss() -> None:
+def test_a_run_without_a_beginning_or_model_facts_has_no_first_loss() -> None:
     found = results(run(TURNS, recipe=None), floor_of())["loss_start"]
-    assert found.passed is None and "no recipe.yaml" in found.text
+    assert found.passed is None and "no model.json" in found.text
     late = {"first_iteration": 2}
     floor = floor_of(run(TURNS, **late), baseline=run(0.0, **late))
     found = results(run(TURNS, **late), floor)

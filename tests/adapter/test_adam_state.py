@@ -14,8 +14,6 @@ from megatron_magi.adapter.adam_state import (
     is_fused,
     prepare_to_load,
 )
-from megatron_magi.training.process.processes import check_devices
-from megatron_magi.training.recipe.recipe_error import RecipeError
 
 
 def adam(fused: bool) -> tuple[SimpleNamespace, list[torch.Tensor]]:
@@ -75,12 +73,3 @@ def test_a_loaded_step_count_stays(more: dict[str, torch.Tensor]) -> None:
     part = Part(main, 3.0)
     _set_state_but_step(part, main, {"param": torch.ones(4), **more})
     assert float(part.optimizer.state[main]["step"]) == 3 and (main == 1).all()
-
-
-def test_a_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    check_devices(2)  # gloo on the CPU
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    check_devices(2)
-    with pytest.raises(RecipeError, match="got 2 GPUs for 4 processes"):
-        check_devices(4)

@@ -1,1 +1,0 @@
-"""Saves a run and resumes it."""

@@ -1,1 +1,0 @@
-"""Text into packed tokens, and packed tokens into samples."""

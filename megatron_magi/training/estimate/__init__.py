@@ -1,1 +1,0 @@
-"""Estimates the cost of a recipe without running it."""

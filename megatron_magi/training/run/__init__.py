@@ -1,1 +1,0 @@
-"""The training loop, its model and steps, and its records."""

@@ -1,1 +1,0 @@
-"""Imports HuggingFace weights into checkpoints, and exports them."""
