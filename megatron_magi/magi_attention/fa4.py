@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from megatron_magi.checks import flag, instance, integers
-from megatron_magi.core.kernel.attention import FLOAT_DTYPES, check_qkv, flex_flash_attn_func
+from megatron_magi.core.kernel.attention import flex_flash_attn_func
 from megatron_magi.core.kernel.backend import acc_dtype, row_delta
+from megatron_magi.core.kernel.qkv_checks import FLOAT_DTYPES, check_qkv
 from megatron_magi.core.kernel.sink import check_layout
 from megatron_magi.core.kernel.slice_table import slices_tensor
 from megatron_magi.core.kernel.softmax import check_softmax, scale_for

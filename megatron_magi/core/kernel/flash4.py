@@ -77,7 +77,7 @@ class Flash4Backend(InParts):
 
 
 def check_call(call: AttnCall) -> None:
-    """Check what FlashAttention-4 demands beyond attention.check_qkv."""
+    """Check what FlashAttention-4 demands beyond check_qkv."""
     if call.max_logits is not None:
         raise NotImplementedError(
             "the largest logits require the kernel 'cuda' (Hopper) or 'reference', got 'fa4', "

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from megatron_magi.checks import instance
-from megatron_magi.core.kernel.attention import AttnForwardMeta, check_qkv, flex_flash_attn_func
+from megatron_magi.core.kernel.attention import AttnForwardMeta, flex_flash_attn_func
+from megatron_magi.core.kernel.qkv_checks import check_qkv
 from megatron_magi.core.kernel.sink import check_sink
 from megatron_magi.core.mask import AttnMask
 

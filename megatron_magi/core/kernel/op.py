@@ -102,7 +102,7 @@ def lookup_prepared(slices: Tensor | AttnMask, key: Hashable) -> AttnRequest | N
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, asked: AttnRequest, max_logits: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, request: AttnRequest, max_logits: Tensor | None = None
 ) -> OutLse:
     """(out [T, H, E], lse [T, H]), differentiable in q, k, v and sink_lse.
 
@@ -110,70 +110,63 @@ def attend(
         NotImplementedError: ``max_logits`` (see AttnCall) in a call that must be dispatched, or a
             gradient of a transform.
     """
-    sink_lse = asked.options.sink_lse
+    sink_lse = request.options.sink_lse
     sinks = () if sink_lse is None else (sink_lse,)
-    if needs_dispatcher(q, k, v, asked.slices, *sinks):
-        return _dispatched((q, k, v), asked.slices, asked.options, max_logits)
-    inputs = (
-        unwrap_dead_functorch(q),
-        unwrap_dead_functorch(k),
-        unwrap_dead_functorch(v),
-        None if sink_lse is None else unwrap_dead_functorch(sink_lse),
-    )
-    if asked.prepared is None:
-        asked = _prepared(inputs, asked)
+    if needs_dispatcher(q, k, v, request.slices, *sinks):
+        return _dispatched(q, k, v, request, max_logits)
+    q, k, v = unwrap_dead_functorch(q), unwrap_dead_functorch(k), unwrap_dead_functorch(v)
+    sink_lse = None if sink_lse is None else unwrap_dead_functorch(sink_lse)
+    if request.prepared is None:
+        request = _prepared(q, k, v, sink_lse, request)
     needs = q.requires_grad or k.requires_grad or v.requires_grad
     needs = needs or (sink_lse is not None and sink_lse.requires_grad)
     if needs and torch.is_grad_enabled():
-        out, lse = _apply(*inputs, asked, max_logits)
+        out, lse = _apply(q, k, v, sink_lse, request, max_logits)
         return out, lse
-    return _call_forward(inputs, asked, max_logits)
-
-
-OpInputs = tuple[Tensor, Tensor, Tensor, Tensor | None]
-"""q, k, v and sink_lse."""
+    return _call_forward(q, k, v, sink_lse, request, max_logits)
 
 
 def _dispatched(
-    qkv: tuple[Tensor, Tensor, Tensor],
-    slices: Tensor,
-    options: AttnOptions,
-    max_logits: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, request: AttnRequest, max_logits: Tensor | None
 ) -> OutLse:
     """See attend."""
-    refuse_gradients_of_transforms(*qkv, *(() if options.sink_lse is None else (options.sink_lse,)))
+    sink_lse = request.options.sink_lse
+    refuse_gradients_of_transforms(q, k, v, *(() if sink_lse is None else (sink_lse,)))
     if max_logits is not None:
         raise NotImplementedError(
             "the largest logits require an eager call on plain tensors, got a call under "
             "torch.compile, a dispatch mode or a transform; leave return_max_logits out"
         )
-    out, lse = torch.ops.magi.attn_fwd(*qkv, slices, *options)
+    out, lse = torch.ops.magi.attn_fwd(q, k, v, request.slices, *request.options)
     return out, lse
 
 
-def _prepared(inputs: OpInputs, asked: AttnRequest) -> AttnRequest:
+def _prepared(
+    q: Tensor, k: Tensor, v: Tensor, sink_lse: Tensor | None, request: AttnRequest
+) -> AttnRequest:
     """The first call of a key, with what further ones find in the table of its slices."""
-    q, k, v, sink_lse = inputs
-    options = asked.options
-    table = slice_table(asked.slices, q.shape[0], k.shape[0])
+    options = request.options
+    table = slice_table(request.slices, q.shape[0], k.shape[0])
     kernel = select_backend(options.backend, q.device, q.dtype, widths_of(q, v))
     call = AttnCall(q, k, v, table, options.softmax_scale, None, options.softcap, sink_lse)
     forward = kernel.prepared_forward(call, options.out_dtype)
     made = Prepared(options._replace(sink_lse=None), kernel, forward)
-    if asked.key is not None:
-        table.calls.keep(asked.key, made)
-    return AttnRequest(asked.slices, made.options, asked.key, table, made)
+    if request.key is not None:
+        table.calls.keep(request.key, made)
+    return AttnRequest(request.slices, made.options, request.key, table, made)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, slices: Tensor, *rest: Any) -> OutLse:
     options = AttnOptions(*rest)
     inputs = q, k, v, options.sink_lse
-    return _call_forward(inputs, _prepared(inputs, AttnRequest(slices, options)), None)
+    return _call_forward(*inputs, _prepared(*inputs, AttnRequest(slices, options)), None)
 
 
-def _call_forward(inputs: OpInputs, asked: AttnRequest, max_logits: Tensor | None) -> OutLse:
-    q, k, v, sink_lse = inputs
-    table, prepared = asked.table, asked.prepared
+def _call_forward(
+    q: Tensor, k: Tensor, v: Tensor, sink_lse: Tensor | None,
+    request: AttnRequest, max_logits: Tensor | None,
+) -> OutLse:  # fmt: skip
+    table, prepared = request.table, request.prepared
     assert table is not None and prepared is not None, "the caller has prepared the call"
     options = prepared.options
     return prepared.forward(
@@ -185,21 +178,21 @@ class _EagerAttn(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sink_lse: Tensor | None,
-        asked: AttnRequest, max_logits: Tensor | None,
+        request: AttnRequest, max_logits: Tensor | None,
     ) -> OutLse:  # fmt: skip
-        out, lse = _call_forward((q, k, v, sink_lse), asked, max_logits)
+        out, lse = _call_forward(q, k, v, sink_lse, request, max_logits)
         # Saves what the dispatched op saves, in the same order, because a checkpoint may run one in
         # the forward and the other when it recomputes.
-        ctx.save_for_backward(q, k, v, _saveable(asked.slices), sink_lse, out, lse)
+        ctx.save_for_backward(q, k, v, _saveable(request.slices), sink_lse, out, lse)
         ctx.set_materialize_grads(False)
-        ctx.asked = asked
+        ctx.request = request
         return out, lse
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, slices, sink_lse, out, lse = ctx.saved_tensors
-        _, _, _, table, (options, kernel, _) = ctx.asked
+        _, _, _, table, (options, kernel, _) = ctx.request
         if sink_lse is not None and not ctx.needs_input_grad[3]:
             sink_lse = None
         dout = torch.zeros_like(out) if dout is None else dout

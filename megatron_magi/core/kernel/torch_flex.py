@@ -113,7 +113,7 @@ def _cap(softcap: float) -> Callable[..., Tensor]:
 
 
 def check_call(call: AttnCall) -> None:
-    """Check what FlexAttention demands beyond attention.check_qkv."""
+    """Check what FlexAttention demands beyond check_qkv."""
     if call.max_logits is not None:
         raise NotImplementedError(
             "the largest logits require the kernel 'cuda' (Hopper) or 'reference', got 'flex', "

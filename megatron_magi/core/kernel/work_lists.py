@@ -14,7 +14,8 @@ from megatron_magi.core.plan import HeadShape
 
 
 def make_work_lists(
-    tables: tuple[Iterable[SliceTable], Iterable[SliceTable]],
+    forward: Iterable[SliceTable],
+    backward: Iterable[SliceTable],
     heads: HeadShape,
     config: MagiConfig,
     device: torch.device,
@@ -22,7 +23,7 @@ def make_work_lists(
     """Choose and upload what calls on these tables will launch; do nothing for another backend.
 
     Args:
-        tables: of forward and of backward calls.
+        forward, backward: the tables of calls of each direction.
 
     Cost: milliseconds on the host for each long table, and one upload each; the host does not wait.
     """
@@ -34,7 +35,6 @@ def make_work_lists(
     from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 
     key = HeadsKey(heads.num_heads_q, heads.num_heads_kv, *widths, device)
-    forward, backward = tables
     for table in forward:
         chosen_forward(table, key)
     for table in backward:

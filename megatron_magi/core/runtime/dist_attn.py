@@ -25,7 +25,7 @@ from megatron_magi.checks import instance
 from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.comm.rows import head_start
 from megatron_magi.core.comm.transport_choice import transport_for
-from megatron_magi.core.kernel.attention import check_qkv, no_logits
+from megatron_magi.core.kernel.attention import no_logits
 from megatron_magi.core.kernel.autograd import (
     apply_without_functorch,
     differentiable_once,
@@ -37,6 +37,7 @@ from megatron_magi.core.kernel.autograd import (
 from megatron_magi.core.kernel.backend import AttnCall, Pair, acc_dtype, subtract_dlse
 from megatron_magi.core.kernel.call_key import PreparedCalls, call_key
 from megatron_magi.core.kernel.head_dims import widths_of
+from megatron_magi.core.kernel.qkv_checks import check_qkv
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.sink import sink_lse_of
 from megatron_magi.core.kernel.sink_gradient import sink_gradient
@@ -47,7 +48,7 @@ from megatron_magi.core.runtime.agreement.signature import Call
 from megatron_magi.core.runtime.prepared import cached_on, prepared_for
 from megatron_magi.core.runtime.saved_kv import SavedKV
 from megatron_magi.core.runtime.sent_queries import SentQueries
-from megatron_magi.core.runtime.stage_context import KVPrefetcher, StageContext
+from megatron_magi.core.runtime.stage_context import KVPrefetcher, OutGrads, Qkv, StageContext
 from megatron_magi.core.runtime.staged_backward import staged_backward
 from megatron_magi.core.runtime.token_dispatch import check_group
 
@@ -92,7 +93,7 @@ def dist_attn(
     the device. Under torch.compile, the call is one graph break.
     On torch's device "meta", shapes, dtypes and strides come out, forward and backward.
     """
-    return _attend((q, k, v), plan, cp_group, softmax)
+    return _attend(Qkv(q, k, v), plan, cp_group, softmax)
 
 
 @one_graph_break
@@ -119,7 +120,7 @@ def dist_attn_and_max_logits(
     """
     check_qkv(q, k, v)
     most = no_logits(q)
-    out, lse = _attend((q, k, v), plan, cp_group, softmax, most)
+    out, lse = _attend(Qkv(q, k, v), plan, cp_group, softmax, most)
     group = resolve_group(cp_group)
     if group is not None:
         dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
@@ -127,7 +128,7 @@ def dist_attn_and_max_logits(
 
 
 def _attend(
-    qkv: tuple[Tensor, Tensor, Tensor],
+    qkv: Qkv,
     plan: AttnPlan,
     cp_group: CpGroup,
     softmax: Softmax,
@@ -144,7 +145,7 @@ def _attend(
     inputs = qkv if sink_lse is None else (*qkv, sink_lse)
     refuse_tangents(*inputs)
     kind = "dist_attn" if max_logits is None else "dist_attn_and_max_logits"
-    comparison = compare(_call(kind, inputs, numbers), plan, cp_group, q.device)
+    comparison = compare(_call(kind, inputs, *numbers), plan, cp_group, q.device)
     config = plan.config
     group = resolve_group(cp_group)
     ready = prepared_for(plan, group_rank(cp_group), q.device)
@@ -168,7 +169,7 @@ def _attend(
     return out, lse
 
 
-def _call(kind: str, inputs: tuple[Tensor, ...], scale_and_cap: tuple[float, float]) -> Call:
+def _call(kind: str, inputs: tuple[Tensor, ...], scale: float, softcap: float) -> Call:
     """The facts of a call that must be equal on every rank.
 
     Ranks with a backward would wait for one without, so the facts say if a gradient will be asked
@@ -176,7 +177,6 @@ def _call(kind: str, inputs: tuple[Tensor, ...], scale_and_cap: tuple[float, flo
     """
     _, k, v, *sinks = inputs
     extra = int(will_backward(inputs)) | (sinks[0].ndim << 1 if sinks else 0)
-    scale, softcap = scale_and_cap
     return Call(kind, (*k.shape[1:], v.shape[2]), k.dtype, scale, extra, softcap)
 
 
@@ -237,7 +237,7 @@ class _DistAttn(torch.autograd.Function):
         if dlse is not None or sink_lse is not None:
             delta = subtract_dlse(work.backend.delta(out, dout, lse.dtype), dlse)
         kept = SavedKV(buffers, k, v) if work.keeps else None
-        grads = staged_backward(work, (q, k, v), (out, lse), (dout, delta), kept)
+        grads = staged_backward(work, Qkv(q, k, v), (out, lse), OutGrads(dout, delta), kept)
         return *grads, None if delta is None else sink_gradient(sink_lse, lse, delta), None
 
 

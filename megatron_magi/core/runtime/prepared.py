@@ -113,7 +113,7 @@ def prepare(plan: AttnPlan, cp_group: CpGroup | int, device: torch.device | str)
     if ready.queries is not None and ready.queries.sees:
         attended.append(ready.queries.table)
         seen.append(ready.queries.table)
-    make_work_lists((attended, seen), plan.head_shape, plan.config, ready.device)
+    make_work_lists(attended, seen, plan.head_shape, plan.config, ready.device)
     return ready
 
 

@@ -18,11 +18,22 @@ from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.prepared import PreparedPlan, PreparedStage
 from megatron_magi.core.runtime.saved_kv import SavedKV
 
-Inputs = tuple[Tensor, Tensor, Tensor]
-"""q, k and v."""
-OutGrads = tuple[Tensor, Tensor | None]
-"""The gradient of out, and delta (see GradCall), from which the gradient of lse has been taken;
-None: delta is not known yet, and nobody asked for the gradient of lse."""
+
+class Qkv(NamedTuple):
+    """Inputs of attention, see ``dist_attn``."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+class OutGrads(NamedTuple):
+    """What a backward starts from."""
+
+    dout: Tensor
+    """[T, H, E] gradient of out."""
+    delta: Tensor | None
+    """[T, H] row sums of dout * out, less the gradient of lse; None: not computed yet."""
 
 
 class StageContext(NamedTuple):

@@ -24,11 +24,11 @@ from megatron_magi.core.kernel.head_dims import COMPILED_WIDTHS, widths_of
 from megatron_magi.core.runtime.prepared import PreparedStage
 from megatron_magi.core.runtime.saved_kv import SavedKV
 from megatron_magi.core.runtime.sent_queries import SentGradients, add_returned
-from megatron_magi.core.runtime.stage_context import Inputs, KVPrefetcher, OutGrads, StageContext
+from megatron_magi.core.runtime.stage_context import KVPrefetcher, OutGrads, Qkv, StageContext
 
 
 def staged_backward(
-    work: StageContext, qkv: Inputs, result: Pair, of_out: OutGrads, kept: SavedKV | None
+    work: StageContext, qkv: Qkv, result: Pair, of_out: OutGrads, kept: SavedKV | None
 ) -> Gradients:
     """dq [T, H, D], dk [T, G, D] and dv [T, G, E], in the dtypes of q, k and v.
 
@@ -60,7 +60,7 @@ def staged_backward(
 class _Backward:
     """State of a backward: shared inputs, and the sums that stages add to."""
 
-    def __init__(self, work: StageContext, qkv: Inputs, result: Pair, of_out: OutGrads) -> None:
+    def __init__(self, work: StageContext, qkv: Qkv, result: Pair, of_out: OutGrads) -> None:
         """Arguments as of ``staged_backward``."""
         (q, k, v), (out, self.lse), (self.dout, self.delta) = qkv, result, of_out
         self.work, self.q, self.k, self.v = work, q, k, v

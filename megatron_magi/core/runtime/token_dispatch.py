@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -27,8 +27,13 @@ from megatron_magi.core.tensor_checks import device as checked_device
 from megatron_magi.core.tensor_checks import fill, tensor
 
 Side = Literal["queries", "keys"]
-_Place = tuple[AttnPlan, TokenLayout]
-"""A plan, which ranks compare, and the layout of the tokens: its queries' or its keys'."""
+
+
+class _Place(NamedTuple):
+    plan: AttnPlan
+    """Ranks compare it."""
+    layout: TokenLayout
+    """That of the tokens: the plan's queries or its keys."""
 
 
 @one_graph_break
@@ -70,7 +75,7 @@ def dispatch(
     if layout.total_seqlen == 0:
         raise ValueError("dispatch needs at least one token, got an empty sequence; skip the batch")
     begin_comparing(plan, cp_group)
-    out: Tensor = _Dispatch.apply(x, (plan, layout), cp_group, dim, pad_value)
+    out: Tensor = _Dispatch.apply(x, _Place(plan, layout), cp_group, dim, pad_value)
     return out
 
 
@@ -102,7 +107,7 @@ def undispatch(
     layout = layout_of(plan, side)
     dim = check_tokens(x_local, dim, layout.num_local_tokens, "this rank's tokens")
     is_partial_grad = flag(is_partial_grad, "is_partial_grad")
-    out: Tensor = _Undispatch.apply(x_local, (plan, layout), cp_group, dim, is_partial_grad)
+    out: Tensor = _Undispatch.apply(x_local, _Place(plan, layout), cp_group, dim, is_partial_grad)
     return out
 
 

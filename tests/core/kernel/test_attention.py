@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from megatron_magi import AttnMask, AttnSlice, masks
-from megatron_magi.core.kernel import attention, reference, slice_table
+from megatron_magi.core.kernel import given_slices, reference, slice_table
 from megatron_magi.core.kernel.attention import flex_flash_attn_func
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.reference import ReferenceBackend
@@ -135,14 +135,14 @@ def test_ranges_changed_in_place_are_noticed() -> None:
 def test_remembered_ranges_die_with_their_tensor() -> None:
     q, k, v, _ = random_qkv(masks.full(8), 1, 1, 4, torch.float64, 1)
     gc.collect()
-    before = len(attention._range_tensors)
+    before = len(given_slices._range_tensors)
     for types in (None, torch.tensor([1])):
         ranges = torch.tensor([[0, 8]])
         flex_flash_attn_func(q, k, v, ranges, ranges, types)
     flex_flash_attn_func(q, k, v)
     del ranges, types
     gc.collect()
-    assert len(attention._range_tensors) == before
+    assert len(given_slices._range_tensors) == before
 
 
 @pytest.mark.parametrize("kind", ["mask", "ranges"])

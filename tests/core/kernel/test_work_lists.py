@@ -30,7 +30,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(heads: HeadShape = HEADS, config: MagiConfig | None = None) -> list[set[object]]:
     """What the tables of a forward and a backward hold afterwards."""
     forward, backward = (SliceTable(masks.causal(n).slices, n, n) for n in (64, 96))
-    make_work_lists(([forward], [backward]), heads, config or MagiConfig(), CPU)
+    make_work_lists([forward], [backward], heads, config or MagiConfig(), CPU)
     return [set(forward.cache), set(backward.cache)]
 
 

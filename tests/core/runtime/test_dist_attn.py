@@ -48,7 +48,7 @@ def test_a_gradient_of_sinks_alone_is_a_backward_on_every_rank() -> None:
     numbers = (0.5, 0.0)
     for needs in (False, True):
         sink = torch.zeros(1, 2, requires_grad=needs)
-        assert dist_attn._call("dist_attn", (q, k, k, sink[0]), numbers).extra == needs | 0b10
+        assert dist_attn._call("dist_attn", (q, k, k, sink[0]), *numbers).extra == needs | 0b10
         out, lse = magi.dist_attn(q, k, k, plan, None, magi.Softmax(sink=sink))
         assert out.requires_grad == lse.requires_grad == needs
     (got,) = torch.autograd.grad(out.sum(), sink)

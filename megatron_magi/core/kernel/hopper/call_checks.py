@@ -1,4 +1,4 @@
-"""Checks of the Hopper kernels beyond ``attention.check_qkv``."""
+"""Checks of the Hopper kernels beyond ``check_qkv``."""
 
 from __future__ import annotations
 
