@@ -2,20 +2,21 @@
 
 `require_megatron()` refuses an unknown version and prepares the import. If Triton is absent, it
 puts a stub in place of the only module of 0.19 that needs Triton at import. It also gives Python
-3.11 the decorator `typing.override`. `megatron_magi.adapter` calls it before any `megatron.core`
-import.
+3.11 the decorator `typing.override`, and keeps a disabled compiler from being imported.
+`megatron_magi.adapter` calls it before any `megatron.core` import.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import queue
 import runpy
 import sys
 import types
 import typing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SUPPORTED_MINORS = ((0, 18), (0, 19), (0, 20))
 SUPPORTED_TEXT = "0.18 to 0.20"
@@ -59,6 +60,7 @@ def require_megatron() -> MegatronVersion:
         )
     _stub_paged_stash()
     _define_override()
+    _skip_disabled_compiler()
     return version
 
 
@@ -99,6 +101,22 @@ def _define_override() -> None:
         from typing_extensions import override
 
         typing.override = override  # type: ignore[attr-defined]
+
+
+def _skip_disabled_compiler() -> None:
+    """Let torch.compile return its function at once where TORCH_COMPILE_DISABLE=1 is set.
+
+    The function would run uncompiled all the same, but Megatron decorates functions at its import,
+    and each process would import the compiler for that: about 3 of 10 seconds on a CPU.
+    """
+    if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
+        import torch
+
+        torch.compile = _uncompiled
+
+
+def _uncompiled(model: Any = None, **options: Any) -> Any:
+    return model if model is not None else lambda function: function
 
 
 def write_checkpoints_in_process(is_async: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from megatron_magi.adapter import MEGATRON_VERSION, compat
 from megatron_magi.adapter.compat import MegatronVersion
@@ -42,3 +43,22 @@ def test_triton_is_asked_for_where_megatron_imports_it(
             compat.require_megatron()
     else:
         compat.require_megatron()
+
+
+@pytest.mark.parametrize("disabled", ["0", "1"])
+def test_a_disabled_compiler_leaves_functions_alone(
+    monkeypatch: pytest.MonkeyPatch, disabled: str
+) -> None:
+    def compiler(*args: object, **options: object) -> None: ...
+
+    def double(x: int) -> int:
+        return 2 * x
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", disabled)
+    compat.require_megatron()
+    if disabled == "0":
+        assert torch.compile is compiler
+        return
+    assert torch.compile(double, dynamic=True) is double
+    assert torch.compile(fullgraph=True)(double) is double
