@@ -12,7 +12,8 @@ from pathlib import Path
 
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
-from tools.docs_launcher import page_with_tables
+from tools.docs_launcher import TABLES
+from tools.docs_text import fill_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHER_PAGES = (ROOT / "docs" / "reference/flags.md", ROOT / "docs" / "design/launcher.md")
@@ -24,7 +25,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     parser.add_argument("--no-pictures", action="store_true", help="text only")
     options = parser.parse_args()
-    pages = {page: page_with_tables(page) for page in LAUNCHER_PAGES}
+    pages = {page: fill_tables(page.read_text(), TABLES) for page in LAUNCHER_PAGES}
     if options.check:
         stale = [page for page, text in pages.items() if page.read_text() != text]
         for page in stale:

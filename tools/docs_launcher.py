@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
-from pathlib import Path
 
 from megatron_magi import CostTable, MagiConfig
 from megatron_magi.launcher import (
@@ -16,7 +15,7 @@ from megatron_magi.launcher import (
     hook_points,
     state_refusals,
 )
-from tools.docs_text import attribute_docs, fill_tables, one_line
+from tools.docs_text import attribute_docs, one_line
 
 OTHER_FLAGS = {
     "attention_backend": (
@@ -36,17 +35,6 @@ OTHER_FLAGS = {
     ),
 }
 """Flags that are no field of MagiConfig or its cost table: (value, what it does)."""
-
-
-def page_with_tables(page: Path) -> str:
-    """The page's text with its tables as the launcher says them now."""
-    makers: dict[str, Callable[[], Iterator[str]]] = {
-        "flags": flag_table,
-        "refusals": refusal_table,
-        "hooks": hook_table,
-        "changes": change_table,
-    }
-    return fill_tables(page.read_text(), makers)
 
 
 def flag_table() -> Iterator[str]:
@@ -116,3 +104,6 @@ def hook_table() -> Iterator[str]:
 def _versions(point: hook_points.HookPoint) -> str:
     first, last = (".".join(map(str, minor)) for minor in (point.first, point.last))
     return first if first == last else f"{first} to {last}"
+
+
+TABLES = dict(flags=flag_table, refusals=refusal_table, hooks=hook_table, changes=change_table)

@@ -9,44 +9,33 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from megatron_magi import AttnMask, CostTable, MagiConfig, masks
 from megatron_magi.cli import main as command_line
-from megatron_magi.core.plan import AttnPlan, make_attn_plan, predict_times
+from megatron_magi.core.plan import make_attn_plan, predict_times
 from megatron_magi.viz.plan_facts import receive_bytes
 from tools.docs_figures import HEADS, packed_lengths
 from tools.docs_text import fill_tables
+from tools.record_table import Row, markdown
 
 ROOT = Path(__file__).parents[1]
 TOTAL, CP_SIZE = 131072, 8
-LENGTHS = packed_lengths(TOTAL, seed=5)
-NO_SEARCH = CostTable(swap_trials=0)
-CHUNK_SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "`chunk_size=1024`": {"chunk_size": 1024},
-    "`chunk_size=512`": {"chunk_size": 512},
-    "`chunk_size=256`": {"chunk_size": 256},
-    "`chunk_size=512, costs=CostTable(swap_trials=0)`": {"chunk_size": 512, "costs": NO_SEARCH},
-    "`chunk_size=512, max_imbalance=1.05`": {"chunk_size": 512, "max_imbalance": 1.05},
-    "`chunk_size=512, max_imbalance=1.2`": {"chunk_size": 512, "max_imbalance": 1.2},
-}
-STAGE_SETTINGS: dict[str, dict[str, Any]] = {
-    "default": {},
-    '`forward_mode="at_once"`': {"forward_mode": "at_once"},
-    '`forward_mode="local_first"`': {"forward_mode": "local_first"},
-    **{
-        f'`forward_mode="staged"`, `overlap_degree={n}`': {
-            "forward_mode": "staged",
-            "overlap_degree": n,
-        }
-        for n in (1, 2, 4)
-    },
-}
+PACKED = masks.from_cu_seqlens(np.cumsum([0, *packed_lengths(TOTAL, seed=5)]))
+CHUNK_SETTINGS = (
+    "",
+    *(f"chunk_size={rows}" for rows in (1024, 512, 256)),
+    "chunk_size=512, costs=CostTable(swap_trials=0)",
+    *(f"chunk_size=512, max_imbalance={most}" for most in (1.05, 1.2)),
+)
+STAGE_SETTINGS = (
+    "",
+    *(f'forward_mode="{mode}"' for mode in ("at_once", "local_first")),
+    *(f'forward_mode="staged", overlap_degree={n}' for n in (1, 2, 4)),
+)
+"""Arguments of MagiConfig."""
 
 
 def update_page(page: Path) -> None:
@@ -61,45 +50,43 @@ def _screen(arguments: str) -> str:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         command_line(arguments.split())
-    shown = f"$ megatron-magi {arguments}\n{printed.getvalue().rstrip()}\n".replace(
-        str(ROOT), "CHECKOUT"
+    shown = f"$ megatron-magi {arguments}\n{printed.getvalue()}".replace(str(ROOT), "CHECKOUT")
+    return "".join(f"    {line}".rstrip() + "\n" for line in shown.rstrip().splitlines())
+
+
+def chunk_table() -> list[str]:
+    """Balance and traffic by chunk size and load cap."""
+    return markdown(
+        "setting | chunk | max/mean load | rows received / rows owned",
+        "{name} | {plan.layout.chunk_size} | {plan.imbalance:.3f} | {received:.2f}",
+        [_row(settings, PACKED) for settings in CHUNK_SETTINGS],
     )
-    return "".join(f"    {line}".rstrip() + "\n" for line in shown.splitlines())
 
 
-def chunk_table() -> Iterator[str]:
-    """What chunk sizes and the load cap do to balance and traffic."""
-    mask = _packed()
-    yield "| setting | chunk | max/mean load | rows received / rows owned |"
-    yield "|---|---|---|---|"
-    for name, values in CHUNK_SETTINGS.items():
-        plan = make_attn_plan(mask, CP_SIZE, HEADS, MagiConfig(**values))
-        share = plan.rows_received.mean() / plan.layout.num_local_tokens
-        yield f"| {name} | {plan.layout.chunk_size} | {plan.imbalance:.3f} | {share:.2f} |"
-
-
-def stage_table() -> Iterator[str]:
-    """What the forward's modes and stages do to the modelled time and to memory."""
-    causal = masks.causal(TOTAL)
-    yield (
-        "| `MagiConfig` | packed: us a layer | exposed | buffers, MiB "
-        "| causal: us a layer | exposed | buffers, MiB |"
+def stage_table() -> list[str]:
+    """The forward's modelled time and its memory by mode and stages."""
+    rows = []
+    for settings in STAGE_SETTINGS:
+        packed, causal = (_row(settings, mask) for mask in (PACKED, masks.causal(TOTAL)))
+        chosen = " and ".join(dict.fromkeys(row["plan"].forward_mode for row in (packed, causal)))
+        name = packed["name"] if settings else f"default: {chosen}"
+        rows.append({"name": name, "packed": packed, "causal": causal})
+    return markdown(
+        "`MagiConfig` | packed: us a layer | exposed | buffers, MiB "
+        "| causal: us a layer | exposed | buffers, MiB",
+        "{name} | {packed[times]} | {causal[times]}",
+        rows,
     )
-    yield "|---|---|---|---|---|---|---|"
-    for label, knobs in STAGE_SETTINGS.items():
-        plans = [
-            make_attn_plan(m, CP_SIZE, HEADS, MagiConfig(**knobs)) for m in (_packed(), causal)
-        ]
-        chosen = " and ".join(dict.fromkeys(p.forward_mode for p in plans))
-        shown = label if knobs else f"{label}: {chosen}"
-        yield f"| {shown} | " + " | ".join(_stage_cells(p) for p in plans) + " |"
 
 
-def _packed() -> AttnMask:
-    return masks.from_cu_seqlens(np.cumsum([0, *LENGTHS]))
-
-
-def _stage_cells(plan: AttnPlan) -> str:
-    times = predict_times(plan)
-    mib = receive_bytes(plan).max() / 2**20
-    return f"{times.forward_us:,.0f} | {times.exposed_share:.0%} | {mib:.0f}"
+def _row(settings: str, mask: AttnMask) -> Row:
+    """Facts of the plan with settings as a user writes them."""
+    config = eval(f"MagiConfig({settings})", {"MagiConfig": MagiConfig, "CostTable": CostTable})
+    plan = make_attn_plan(mask, CP_SIZE, HEADS, config)
+    times, mib = predict_times(plan), receive_bytes(plan).max() / 2**20
+    return {
+        "name": f"`{settings}`" if settings else "default",
+        "plan": plan,
+        "received": plan.rows_received.mean() / plan.layout.num_local_tokens,
+        "times": f"{times.forward_us:,.0f} | {times.exposed_share:.0%} | {mib:.0f}",
+    }

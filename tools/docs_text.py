@@ -28,11 +28,12 @@ def one_line(doc: str | None) -> str:
     return " ".join((doc or "").partition("\n\n")[0].replace("``", "`").split())
 
 
-def fill_tables(text: str, makers: Mapping[str, Callable[[], Iterable[str]]]) -> str:
-    """The text with new lines between ``<!-- table NAME -->`` and ``<!-- end -->``."""
-    for name, make in makers.items():
-        marked = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
-        if re.search(marked, text, re.S):
-            table = "\n".join(make())
-            text = re.sub(marked, lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S)
-    return text
+def fill_tables(
+    text: str, makers: Mapping[str, Callable[[], Iterable[str]]], mark: str = "table"
+) -> str:
+    """The text with new lines between ``<!-- MARK NAME -->`` and ``<!-- end -->``."""
+
+    def fill(match: re.Match[str]) -> str:
+        return "\n".join((f"<!-- {mark} {match[1]} -->", *makers[match[1]](), "<!-- end -->"))
+
+    return re.sub(rf"<!-- {mark} (.*?) -->\n.*?<!-- end -->", fill, text, flags=re.S)

@@ -13,16 +13,20 @@ Record = dict[str, Any]
 
 
 def records(prefix: str) -> list[Record]:
-    """Oldest first: file names end in the date."""
+    """Oldest first: file names end in the date. Raises FileNotFoundError if there is none."""
     files = sorted(RECORDS.glob(f"{prefix}_*.json"))
+    if not files:
+        raise FileNotFoundError(f"a record {prefix}_*.json in {RECORDS} is required, found none")
     return [{**json.loads(file.read_text()), "file": file} for file in files]
 
 
-def newest(prefix: str) -> Record | None:
-    return next(reversed(records(prefix)), None)
+def newest(prefix: str) -> Record:
+    """The record of the last date."""
+    return records(prefix)[-1]
 
 
 def source(record: Record) -> str:
+    """The line that names a record below its table."""
     meta = record["meta"]
     shown = [str(meta[k]) for k in ("gpu", "cpu", "date", "torch") if meta.get(k)]
     path = record["file"].relative_to(ROOT)

@@ -3,7 +3,6 @@
     python -m tools.simulate_scale --record benchmarks/records/....json  # rates measured there
     python -m tools.simulate_scale --cp 8,64 --packs 5 --out sim.json    # packed causal documents
     python -m tools.simulate_scale --validate                            # the model at CP 2 alone
-    python -m tools.simulate_scale --table sim.json                      # Markdown of a record
 
 Nothing here is measured but the rates: those of the kernels come from one GPU's times in a record
 of benchmarks.distributed.attn, those of the links from the cost table. The model is the planner's
@@ -32,7 +31,6 @@ import numpy as np
 
 from benchmarks.lib.masks import MASKS
 from benchmarks.lib.options import at_least, list_of, new_file
-from benchmarks.lib.record import record_of
 from benchmarks.planner.plans import DISTRIBUTIONS, HEADS, Setting, meta, packs
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
@@ -47,8 +45,6 @@ RECORD = "benchmarks/records/dist_h200_2026-11-22_2gpus.json"
 BACKWARD_TILES = 2.5
 """The model takes a backward tile as 5/2 forward tiles."""
 PLANS = ("lpt_2048", "flat", "nodes")
-KEYS = ("distribution", "cp_size", "plan", "tflops", "efficiency", "crossing_own")
-"""What the table reads of every row."""
 
 
 @dataclass(frozen=True)
@@ -221,18 +217,6 @@ def show(row: dict[str, Any]) -> None:
     )  # fmt: skip
 
 
-def table(record: dict[str, Any]) -> str:
-    """One line for each distribution and number of GPUs; a cell for each plan."""
-    lines = [["documents", "GPUs", *PLANS], ["---"] * (2 + len(PLANS))]
-    cells: dict[tuple[str, int], dict[str, str]] = {}
-    for row in record["rows"]:
-        cell = f"{row['tflops']:.0f}, {row['efficiency']:.2f}, {row['crossing_own']:.2f}"
-        cells.setdefault((row["distribution"], row["cp_size"]), {})[row["plan"]] = cell
-    for (name, cp_size), of in cells.items():
-        lines.append([name, str(cp_size), *(of[plan] for plan in PLANS)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def options(argv: list[str] | None = None) -> argparse.Namespace:
     numbers = list_of(at_least(1))
     parser = CommandParser(description=__doc__.splitlines()[0])
@@ -250,15 +234,11 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--link-gib-s", type=float, default=CostTable().link_gib_s)
     parser.add_argument("--validate", action="store_true", help="compare with the record, no more")
     parser.add_argument("--out", type=new_file, help="record to write")
-    parser.add_argument("--table", type=Path, help="print a record as Markdown and stop")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:
     given = options(argv)
-    if given.table:
-        print(table(record_of(given.table, "tools.simulate_scale", KEYS)))
-        return 0
     record = json.loads(given.record.read_text())
     costs = CostTable(
         link_gib_s=given.link_gib_s, node_link_gib_s=given.node_link_gib_s,

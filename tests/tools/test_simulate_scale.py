@@ -1,4 +1,4 @@
-"""The scale model: how far it is off on two GPUs, what it counts, and the page with its record."""
+"""The scale model: how far it is off on two GPUs, what it counts, and its record."""
 
 from __future__ import annotations
 
@@ -58,10 +58,8 @@ def test_nodes_are_ahead_and_the_record_is_written(
     assert "cp   16" in capsys.readouterr().out
 
 
-def test_the_page_shows_the_record() -> None:
+def test_nodes_keep_their_rate_up_to_64_gpus() -> None:
     record = json.loads(SIMULATED.read_text())
-    page = (ROOT / "docs/results/planning.md").read_text()
-    assert script.table(record) in page
     at_64 = [r for r in record["rows"] if r["cp_size"] == 64 and r["plan"] == "nodes"]
     assert len(at_64) == 3 and min(row["efficiency"] for row in at_64) >= 0.9
     assert np.isfinite([row["tflops"] for row in record["rows"]]).all()

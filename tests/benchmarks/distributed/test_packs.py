@@ -1,4 +1,4 @@
-"""Packs of the distributed benchmark: lengths, names, and their line of the results."""
+"""Packs of the distributed benchmark: lengths and names."""
 
 from __future__ import annotations
 
@@ -40,23 +40,3 @@ def test_names() -> None:
     assert bench.packs("causal") == [] and bench.packs("d3:0") == []
     one, same, other = (bench.pack(name, 4096) for name in ("wlb:1", "wlb:1", "wlb:2"))
     assert one == same and one != other and one.total_seqlen_q == 4096
-
-
-def test_a_line_of_the_results() -> None:
-    from tools import readme_dist
-
-    ms = {
-        "ours": (1.0, 2.0), "one_gpu": (2.0, 3.4), "ring": (2.0, 4.0), "ulysses": (1.5, 3.0),
-        "ring_fa3": (1.6, 3.2), "all_gather_fa3": (3.0, 6.0), "one_gpu_fa3": (0.1, 0.1),
-    }  # fmt: skip
-    rows = [
-        {"mask": f"d1:{seed}", "impl": impl, "direction": direction, "ms": t * (1 + seed)}
-        for seed in range(3)
-        for impl, both in ms.items()
-        for direction, t in zip(("fwd", "bwd"), both, strict=True)
-    ]
-    line = readme_dist._packs_line(("d1", 2, 8192), rows)
-    cells = "0.90 (0.90 to 0.90) | 1.50 (1.50 to 1.50) |"
-    assert line == f"| `d1` | 2 x 8k | 3 | {cells} 1.60 (1.60 to 1.60) |"
-    ours_only = [row for row in rows if not row["impl"].endswith("_fa3")]
-    assert readme_dist._packs_line(("d1", 2, 8192), ours_only).endswith(f"{cells} - |")

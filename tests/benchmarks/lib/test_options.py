@@ -130,7 +130,7 @@ def test_what_a_program_needs_is_said_before_it_starts_anything(
 
 
 TABLES = [
-    *((program, "--table") for program in ("benchmarks.planner.plans", "tools.simulate_scale")),
+    ("benchmarks.planner.plans", "--table"),
     ("tools.fit_schedule", ""),
 ]
 

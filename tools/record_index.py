@@ -7,25 +7,28 @@ import functools
 import json
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
-from tools.readme_records import RECORDS, ROOT, Record
+from tools.readme_records import RECORDS, ROOT
+from tools.record_table import Row
 
-REQUIRED = ("date", "commit", "command")
-"""What every record's meta has; beside them `gpu`, `cpu`, `machine` or `platform`."""
 MACHINES = ("gpu", "cpu", "machine", "platform")
+"""Keys of a record's meta; every record has one."""
+RUNS = "see its runs"
 
 
-def index_table() -> str:
-    """A line for every record, a file or a folder of runs."""
-    lines = ["| record | date | machine | commit | cited in |", "|---|---|---|---|---|"]
+def index_rows() -> Iterator[Row]:
+    """A row for every record, a file or a folder of runs."""
     for path in entries():
         meta = json.loads(path.read_text())["meta"] if path.is_file() else {}
-        machine = next((str(meta[name]) for name in MACHINES if meta.get(name)), "see its runs")
-        commit = meta.get("commit", "see its runs")
-        shown = [f"[`{path.name}`]({path.name})", date_of(path), machine, _short(commit)]
-        lines.append("| " + " | ".join([*shown, ", ".join(cited_in(path))]) + " |")
-    return "\n".join(lines) + "\n"
+        yield {
+            "name": path.name,
+            "date": date_of(path),
+            "machine": next((str(meta[name]) for name in MACHINES if meta.get(name)), RUNS),
+            "commit": _short(meta.get("commit", RUNS)),
+            "cited_in": ", ".join(cited_in(path)),
+        }
 
 
 def entries() -> list[Path]:
@@ -35,30 +38,17 @@ def entries() -> list[Path]:
 
 def date_of(path: Path) -> str:
     """The day in a record's name."""
-    found = re.search(r"\d{4}-\d\d-\d\d", path.name)
-    return found[0] if found else ""
-
-
-def missing_in(record: Record) -> list[str]:
-    """What a record ought to have and has not."""
-    meta = record.get("meta") or {}
-    missing = [name for name in REQUIRED if not meta.get(name)]
-    if not any(meta.get(name) for name in MACHINES):
-        missing.append("a machine")
-    has_content = record.get("rows") or record.get("runs")
-    return missing if has_content else [*missing, "rows or runs"]
+    return "".join(re.findall(r"\d{4}-\d\d-\d\d", path.name)[:1])
 
 
 def cited_in(path: Path) -> list[str]:
     """Files of the repository that name the record, alone or by a pattern with a star."""
     stem = path.name.removesuffix(".json")
-    return [name for name, words in _words().items() if _names(words, stem)]
-
-
-def _names(words: set[str], stem: str) -> bool:
-    if stem in words:
-        return True
-    return any("*" in word and fnmatch.fnmatch(stem, word) for word in words)
+    return [
+        name
+        for name, words in _words().items()
+        if stem in words or any("*" in word and fnmatch.fnmatch(stem, word) for word in words)
+    ]
 
 
 @functools.cache

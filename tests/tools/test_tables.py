@@ -1,0 +1,131 @@
+"""Tables of pages from rows that were made up: lines, training steps, attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megatron_magi.launcher.changed_arguments import MASK_FLAG
+from tools.docs_text import fill_tables
+from tools.record_table import Row, markdown, pivot
+from tools.table_attention import distributed_rows, kernel_rows, te_rows
+from tools.table_steps import flag_rows, packed_rows, whole_rows
+from tools.tables import TABLES
+
+
+def test_a_missing_key_is_a_dash() -> None:
+    line = "`{mask}` | {a[x]:.0f} / {b[x]:.0f}"
+    rows: list[Row] = [{"mask": "full", "a": {"x": 1}}, {"mask": "causal"}]
+    lines = ["| mask | a / b |", "|---|---|", "| `full` | 1 / - |", "| `causal` | - |"]
+    assert markdown("mask | a / b", line, rows) == lines
+
+
+def test_rows_of_equal_keys_become_one() -> None:
+    rows = [{"mask": "full", "impl": impl, "direction": "fwd"} for impl in ("ours", "ring")]
+    (row,) = pivot(rows, "mask", "impl direction")
+    assert row == {"mask": "full", "ours_fwd": rows[0], "ring_fwd": rows[1]}
+
+
+def test_a_mark_of_no_table_is_an_error() -> None:
+    text = "a\n<!-- record index -->\nold\n<!-- end -->\nb"
+    assert fill_tables(text, {"index": lambda: ["new"]}, "record") == text.replace("old", "new")
+    with pytest.raises(KeyError, match="index"):
+        fill_tables(text, {}, "record")
+
+
+def test_every_table_is_on_a_page() -> None:
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", root / "benchmarks/records/README.md", *root.glob("docs/**/*.md")]
+    text = "".join(page.read_text() for page in pages)
+    assert not [name for name in TABLES if f"<!-- record {name} -->" not in text]
+
+
+def step(case: str, ms: float, **more: Any) -> Row:
+    """A run whose first steps are slow."""
+    times = [9e3] * 3 + [ms] * 5
+    return {"case": case, "flags": [MASK_FLAG], "ms": times, "memory": ["1", "2048"], **more}
+
+
+def test_runs_of_one_case_have_their_median() -> None:
+    rows = [step("magi sft 1b 8192", ms) for ms in (100, 130, 110)]
+    rows += [
+        step(f"stock sft {way} 1b 8192", ms) for way, ms in (("fa3 p2p", 120), ("fa3 a2a", 99))
+    ]
+    slow = step("stock sft cudnn p2p 1b 8192", 1, flags=[])
+    (row,) = packed_rows({"rows": [*rows, slow, step("magi 1b 8192", 5)]})
+    assert row["magi"] == "110 (100 to 130)" and row["length"] == 8192
+    assert row["ways"] == "fa3 a2a 99; fa3 p2p 120", "a run with a data loader's mask is left out"
+    assert row["over"] == pytest.approx(99 / 110)
+
+
+def test_a_call_without_the_best_stock_way_has_no_row() -> None:
+    ways = [("cp2 fa3 p2p", 120, 0), ("cp2 fa3 a2a", 130, 0), ("cp2 fa3 a2a", 125, 1)]
+    rows = [step(f"stock {way} 1b 8192", ms, round=call) for way, ms, call in ways]
+    rows += [step("magi cp2 1b 8192", 100, round=call) for call in (0, 1)]
+    (row,) = whole_rows({"rows": rows})
+    assert (row["call"], row["layout"], row["over"]) == (1, "cp2", 1.2)
+    assert (row["first"], row["peak"]) == ("9,000, 9,000", "2,048, 2,048")
+
+
+def test_a_job_is_compared_with_stock_of_its_name() -> None:
+    losses = {"magi cp2": 1.1, "stock cp2": 1.0, "magi cp2 documents": 2.0, "magi odd": 3.0}
+    rows = [{"case": case, "loss": [loss] * 20} for case, loss in losses.items()]
+    same, documents, odd = flag_rows({"rows": rows})
+    assert same["peer"] == "stock cp2" and same["apart"][0] == pytest.approx(0.1)
+    assert "peer" not in documents and "peer" not in odd
+
+
+def attention(impl: str, ms: float, mask: str = "causal", **shape: Any) -> list[Row]:
+    where = {"mask": mask, "ranks": 2, "tokens": 4096, "host_ms": 1.0, "impl": impl, "ms": ms}
+    return [where | {"direction": direction} | shape for direction in ("fwd", "bwd")]
+
+
+def test_attention_is_compared_within_a_shape() -> None:
+    small = {"heads": [32, 8], "head_dim": 64}
+    record = {
+        "rows": attention("ours", 10)
+        + [row for kernel in ("fa3", "cudnn") for row in attention(f"te_{kernel}_p2p", 13)]
+        + attention("ours", 2, **small)
+        + attention("te_fa3_a2a", 4, host_ms=6.0, **small)
+    }
+    (row,) = te_rows(64, 8, 128)(record, record)
+    assert (row["fa3"], row["cudnn"], row["size"]) == ("1.30x, p2p", "1.30x, p2p", "2 x 4k")
+    (row,) = te_rows(32, 8, 64)(record, record)
+    assert (row["fa3"], row["cudnn"]) == ("2.00x, a2a *", "-")
+    assert te_rows(64, 8, 128, tokens=8192)(record, record) == []
+
+
+def test_packs_of_one_kind_are_one_row() -> None:
+    times = {"d1:0": 12, "d1:1": 14, "d1:2": 20}
+    rows = [row for mask in times for row in attention("ours", 10, mask)]
+    rows += [row for mask, ms in times.items() for row in attention("te_fa3_p2p", ms, mask)]
+    (row,) = te_rows(64, 8, 128)({"rows": rows}, {"rows": []})
+    assert row["fa3"] == "1.40x (1.20 to 2.00), p2p" and row["mask"] == "d1"
+
+
+def test_distributed_rows_are_those_that_magi_was_timed_on() -> None:
+    rows = [
+        {"tokens": 1024, "received_rows": [0], "mask": mask, "ranks": ranks, "impl": impl,
+         "direction": direction}
+        for ranks, impl in ((1, "ours"), (2, "ring"))
+        for mask in ("full", "d1:0")
+        for direction in ("fwd", "bwd")
+    ]  # fmt: skip
+    (row,) = distributed_rows({"rows": rows})
+    assert (row["mask"], row["size"], row["received"]) == ("full", "1 x 1k", 0)
+
+
+def test_a_cell_of_the_kernel_is_from_its_newest_record() -> None:
+    def record(day: str, **tflops: float) -> dict[str, Any]:
+        where = {"mask": "full", "seqlen": 4096, "direction": "fwd"}
+        rows = [where | {"impl": impl, "tflops": speed} for impl, speed in tflops.items()]
+        return {"file": Path(f"kernel_{day}.json"), "rows": rows}
+
+    old = record("2026-01-01", ours=700, cudnn=600, fa3=500)
+    new, alone = record("2026-01-02", ours=720, fa3=680), record("2026-01-02_b", ours=1)
+    (row,) = kernel_rows(old, new, alone)
+    assert row["fwd_4096"]["over"] == "720 (1.06x fa3)" and "cudnn" not in row["fwd_4096"]
+    (row,) = kernel_rows(alone)
+    assert row["fwd_4096"]["over"] == "1"
