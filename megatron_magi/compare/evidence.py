@@ -38,7 +38,7 @@ class Evidence:
 
 
 def read_evidence(folder: Path, baseline: Baseline) -> Evidence:
-    """Read a run's folder, and measure gradient errors if both dumps exist.
+    """Read a run's folder, and measure gradient errors if both runs saved gradients.
 
     Raises:
         RunError: no curves, a broken model.json, or gradients that do not fit.

@@ -268,7 +268,7 @@ def worst_gradient(
     if missing:
         raise RunError(
             f"the run and the noise run must have the same parameters, got only one with "
-            f"{sorted(missing)[0][1]}; dump both with one recipe"
+            f"{sorted(missing)[0][1]}; save both with one layout"
         )
     ratios = [e.relative_error / max(noise_of[e.iteration, e.parameter], floor) for e in shared]
     at = max(range(len(ratios)), key=lambda i: math.inf if math.isnan(ratios[i]) else ratios[i])

@@ -50,5 +50,5 @@ def test_an_error_that_is_no_number_is_the_worst() -> None:
 def test_a_parameter_of_one_run_alone_is_refused(lacks: str) -> None:
     both = [gradient_error("a", 0.1), gradient_error("b", 0.1)]
     errors, noise = (both, both[:1]) if lacks == "noise" else (both[:1], both)
-    with pytest.raises(RunError, match="the same parameters, got only one with b; dump both"):
+    with pytest.raises(RunError, match="the same parameters, got only one with b; save both"):
         worst_gradient(errors, noise, FLOOR)
