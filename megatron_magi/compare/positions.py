@@ -6,7 +6,6 @@ A wrong key far away changes the loss of late tokens, and a mean over all positi
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,11 +48,3 @@ def read_positions(folder: Path) -> dict[Bucket, float]:
             f"{POSITIONS} must have the columns iteration, first, end and loss, got {error!r} in "
             f"{path}; write it again, or remove it"
         ) from None
-
-
-def write_positions(folder: Path, losses: Mapping[Bucket, float]) -> None:
-    """Write a run's mean losses, nats."""
-    with (folder / POSITIONS).open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["iteration", "first", "end", "loss"])
-        rows.writerows([b.iteration, b.first, b.end, losses[b]] for b in sorted(losses))

@@ -11,10 +11,11 @@ import pytest
 
 from megatron_magi.compare.mean_floor import read_mean_floor
 from megatron_magi.compare.noise_floor import NoiseGates
-from megatron_magi.compare.positions import POSITIONS, Bucket, write_positions
+from megatron_magi.compare.positions import POSITIONS, Bucket
 from megatron_magi.compare.run_error import RunError
 from tests.cli.command import Capture, run
 from tests.cli.compare_runs import CURVE, STEPS, write_beside_curve
+from tests.compare.written_positions import write_positions
 
 NOISE = 1e-4
 GRADIENT = 0.01

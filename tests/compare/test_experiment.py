@@ -16,12 +16,13 @@ from megatron_magi.compare import experiment
 from megatron_magi.compare.experiment import SavedRun
 from megatron_magi.compare.gradient_errors import ERRORS, Baseline, gradient_errors, read_errors
 from megatron_magi.compare.model_facts import ModelFacts
-from megatron_magi.compare.positions import Bucket, write_positions
+from megatron_magi.compare.positions import Bucket
 from megatron_magi.compare.read_run import read_run, read_run_and_facts
 from megatron_magi.compare.run_error import RunError
 from tests.cli.command import Capture, run
 from tests.compare.event_runs import write_events
 from tests.compare.evidence import curves, gradient_error
+from tests.compare.written_positions import write_positions
 
 STEPS = """iteration,lm_loss,grad_norm,step_seconds,tokens_per_second,loss_tokens,validation_loss
 7,10.123456789012345,nan,0.1,100.5,64,
