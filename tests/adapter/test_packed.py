@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -309,22 +308,3 @@ def test_pipeline_length_depends_on_lengths_only(length: int, tp: int, wanted: i
     for mask in (masks.causal(length), masks.full(length), masks.from_cu_seqlens([0, 2, length])):
         plan = plan_for(mask, 2, head_shape(config), token_multiple=tp)
         assert plan.layout.padded_seqlen == wanted
-
-
-def test_heads_of_one_tensor_parallel_rank() -> None:
-    shape = head_shape(model(tensor_model_parallel_size=4, params_dtype=torch.bfloat16))
-    assert (shape.num_heads_q, shape.num_heads_kv, shape.head_dim) == (1, 1, 4)
-    assert shape.bytes_per_element == 2
-
-
-def test_layers_are_numbered_once_each() -> None:
-    from megatron_magi.adapter.model_shape import window_layers
-
-    config = SimpleNamespace(
-        num_layers=4, window_size=(3, 0), window_attn_skip_freq=2, mtp_num_layers=None
-    )
-    assert len(window_layers(config)) == 4
-    config.mtp_num_layers = 2
-    assert len(window_layers(config)) == 6
-    config.window_attn_skip_freq = [1, 0, 1, 1]
-    assert len(window_layers(config)) == 4

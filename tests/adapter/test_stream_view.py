@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,6 @@ from megatron_magi import PrefixTree
 from megatron_magi.adapter import state_layers
 from megatron_magi.adapter.document_plans import document_plans
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
-from megatron_magi.adapter.state_settings import wrong_state_settings
 from megatron_magi.adapter.stream_view import ROWS, stream_view
 from megatron_magi.config import CostTable, MagiConfig
 
@@ -118,34 +116,6 @@ def test_a_layer_that_was_added_after_attach_is_refused() -> None:
     with pytest.raises(RuntimeError, match="must be attached"):
         undo(torch.zeros(96, 1), 2, packed)
     assert undo(torch.zeros(3, 1), 2).shape == (3, 1), "stock calls stay stock"
-
-
-@pytest.mark.parametrize(
-    "signs, changed, texts",
-    [
-        ("", {"use_mamba_mem_eff_path": False}, []),
-        ("MG", {}, []),
-        ("M", {"hidden_size": None}, []),
-        ("M", {"mamba_num_heads": 6}, ["multiple of .* = 4, got 6"]),
-        ("M", {"mamba_num_heads": 8, "mamba_num_groups": 1}, ["mamba_num_groups must"]),
-        ("G", {"linear_num_value_heads": 6}, ["linear_num_value_heads .* got 6"]),
-    ],
-)
-def test_settings_that_do_not_work_are_named(
-    signs: str, changed: dict[str, Any], texts: list[str]
-) -> None:
-    config: dict[str, Any] = {
-        "hidden_size": 256,
-        "tensor_model_parallel_size": 2,
-        "context_parallel_size": 2,
-        "mamba_num_groups": 8,
-        "linear_num_value_heads": 8,
-        **changed,
-    }
-    lines = wrong_state_settings(SimpleNamespace(**config), signs)
-    assert len(lines) == len(texts), lines
-    for line, text in zip(lines, texts, strict=True):
-        assert re.search(text, line), line
 
 
 def test_a_tree_has_no_stream() -> None:

@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from megatron_magi.config import MagiConfig
 from megatron_magi.launcher import norms
 from megatron_magi.launcher.constraints import REFUSALS, Refusal, refusals, refuse_arguments
-from megatron_magi.launcher.job_sizes import heads_of
-from megatron_magi.launcher.machine_constraints import machine_refusals
 from tests.launcher.few_arguments import arguments
 
 BAD: dict[str, Any] = {
@@ -122,32 +119,6 @@ def test_graphs_that_hold_attention_are_refused(given: dict[str, Any], got: str)
         refuse_arguments(arguments(**given))
 
 
-@pytest.mark.parametrize(
-    ("magi", "text"),
-    [
-        ({"kernel_backend": "cuda"}, r"needs CUDA tensors, got cpu;.*\(--magi-kernel cuda\)"),
-        ({"kernel_backend": "flex"}, r"needs CUDA tensors, got cpu;.*\(--magi-kernel flex\)"),
-        ({"transport": "symm_mem"}, "--magi-transport symm_mem requires GPUs of one host"),
-    ],
-)
-def test_what_this_machine_lacks_is_one_line(
-    magi: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    refuse_arguments(arguments(), MagiConfig(kernel_backend="reference", transport="all_to_all"))
-    with pytest.raises(SystemExit, match=text):
-        refuse_arguments(arguments(), MagiConfig(**magi))
-
-
-def test_a_checkpoint_worker_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker would die, and the first save wait for it for ever."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    saves = {"async_save": True, "use_persistent_ckpt_worker": True}
-    with pytest.raises(SystemExit, match="--use-persistent-ckpt-worker requires a GPU"):
-        refuse_arguments(arguments(**saves))
-    refuse_arguments(arguments(**{**saves, "async_save": False}))
-
-
 EXPERTS: dict[str, Any] = {"num_experts": 4, "moe_router_load_balancing_type": "aux_loss"}
 
 
@@ -181,57 +152,6 @@ def test_the_overlapped_schedule_tells_routers_no_samples() -> None:
     refuse_arguments(arguments(**given))
     with pytest.raises(SystemExit, match=r"requires --micro-batch-size 1 with seq_aux_loss and"):
         refuse_arguments(arguments(**given, micro_batch_size=2))
-
-
-@pytest.mark.parametrize("kernel", ["auto", "reference"])
-def test_heads_that_no_key_head_serves_are_refused(kernel: Any) -> None:
-    given = arguments(num_attention_heads=4, group_query_attention=True, num_query_groups=3)
-    (line,) = refusals(given, MagiConfig(kernel_backend=kernel))
-    assert "num_heads_q must be a multiple of num_heads_kv, got 4 and 3" in line
-    assert line.endswith(
-        "(--num-attention-heads, --num-query-groups, --tensor-model-parallel-size)"
-    )
-
-
-LATENT: dict[str, Any] = {
-    "multi_latent_attention": True,
-    "qk_head_dim": 128,
-    "qk_pos_emb_head_dim": 64,
-    "v_head_dim": 128,
-    "num_query_groups": 1,
-}
-
-
-@pytest.mark.parametrize(
-    ("given", "shape"),
-    [
-        (LATENT, (4, 192, 128)),
-        ({**LATENT, "hybrid_layer_pattern": "+-"}, (4, 192, 128)),
-        ({**LATENT, "hybrid_layer_pattern": "*-"}, (1, 16, 16)),
-        ({**LATENT, "multi_latent_attention": False}, (1, 16, 16)),
-    ],
-)
-def test_heads_are_those_that_the_model_will_have(
-    given: dict[str, Any], shape: tuple[int, ...]
-) -> None:
-    heads = heads_of(arguments(**given))
-    assert (heads.num_heads_kv, heads.head_dim, heads.value_dim) == shape
-
-
-def test_heads_that_a_checkpoint_brings_refuse_nothing() -> None:
-    assert not refusals(arguments(num_attention_heads=None, hidden_size=None))
-
-
-@pytest.mark.parametrize(("chunk", "accepted"), [(96, True), (191, True), (192, False)])
-def test_every_rank_gets_a_chunk(chunk: int, accepted: bool) -> None:
-    magi = MagiConfig(chunk_size=chunk)
-    for sizes in ({"micro_batch_size": 2}, {"micro_batch_size": 1, "eval_micro_batch_size": 2}):
-        lines = refusals(arguments(**sizes, context_parallel_size=2), magi)  # 192 tokens
-        found = [line for line in lines if "192 tokens" in line]
-        assert bool(found) is not accepted
-        assert all(line.endswith("use at most 191, or None (--magi-chunk-size)") for line in found)
-    for unknown in ({"micro_batch_size": None}, {"seq_length": None, "encoder_seq_length": None}):
-        assert not refusals(arguments(**unknown), magi)
 
 
 def test_sequence_parallelism_without_fused_norms_has_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,28 +205,6 @@ def test_what_the_model_would_refuse_is_refused_before_it(given: dict[str, Any],
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["tensor_model_parallel_size", "num_attention_heads", "num_query_groups", "seq_length"]
-)
-def test_sizes_below_one_are_one_line(name: str) -> None:
-    given = arguments(**{name: 0}, attention_dropout=0.1)
-    flag = name.replace("_", "-")
-    assert refusals(given, MagiConfig(kernel_backend="reference")) == [
-        f"--{flag} must be at least 1, got 0; change it"
-    ]
-    assert machine_refusals(given, MagiConfig(kernel_backend="reference")) == []
-
-
-def test_heads_are_shared_out_over_tensor_ranks() -> None:
-    (line,) = refusals(arguments(num_attention_heads=4, tensor_model_parallel_size=3))
-    assert line.endswith("got 4 and 3; change one of them")
-    assert not refusals(arguments(num_attention_heads=6, tensor_model_parallel_size=3))
-    grouped = {"num_attention_heads": 12, "group_query_attention": True}
-    for groups, ranks, accepted in ((4, 2, 1), (2, 4, 1), (4, 3, 0), (3, 2, 0)):
-        given = arguments(**grouped, num_query_groups=groups, tensor_model_parallel_size=ranks)
-        assert (not refusals(given)) == bool(accepted), (groups, ranks)
-
-
 @pytest.mark.parametrize("name", ["reset_attention_mask", "reset_position_ids"])
 def test_conversations_are_documents_already(name: str) -> None:
     assert not refusals(arguments(**{name: True})) and not refusals(arguments(sft=True))
@@ -314,49 +212,8 @@ def test_conversations_are_documents_already(name: str) -> None:
     assert f"without --{name.replace('_', '-')}, got both" in line
 
 
-def test_multi_token_prediction_needs_transformer_engine_in_one_version(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from megatron_magi.launcher import machine_constraints as rules
-
-    given = arguments(mtp_num_layers=1)
-    monkeypatch.setattr(rules.importlib.util, "find_spec", lambda name: None)
-    for version, count in (((0, 19, 2), 0), ((0, 20, 0), 1)):
-        monkeypatch.setattr(rules, "MEGATRON_VERSION", version)
-        lines = refusals(given)
-        assert len(lines) == count and all("--mtp-num-layers requires" in line for line in lines)
-    monkeypatch.setattr(rules.importlib.util, "find_spec", lambda name: object())
-    assert not refusals(given)
-
-
-def test_heads_that_a_checkpoint_brings_are_no_question_for_a_kernel() -> None:
-    given = arguments(num_attention_heads=None, hidden_size=None)
-    assert not refusals(given, MagiConfig(kernel_backend="reference"))
-
-
 def test_experts_need_microbatches_without_padding_in_validation_too() -> None:
     given = {"num_experts": 4, "context_parallel_size": 4, "seq_length": 1072}
     assert not refusals(arguments(**given, micro_batch_size=2))
     (line,) = refusals(arguments(**given, micro_batch_size=2, eval_micro_batch_size=1))
     assert "got 1072 tokens" in line and "hold as 1088" in line
-
-
-def test_samples_are_dealt_by_the_cost_of_their_documents() -> None:
-    documents = {"dataloader_inter_document_masking": True}
-    for given in (documents, {"sft": True}, {"reset_attention_mask": True}):
-        assert refusals(arguments(**given), balance_step=True) == []
-    assert refusals(arguments(dataloader_type="external")) == []
-    external = arguments(dataloader_type="external")
-    lines = refusals(external, mask_name="masks:frames", balance_step=True)
-    for line, said in zip(
-        lines,
-        (
-            "requires --dataloader-type single or cyclic, got external, whose loader",
-            "requires the cost of a sample before its rows are read, got --magi-mask masks:frames;",
-            "requires documents in a sample, got none, so that all samples cost the same; pass",
-        ),
-        strict=True,
-    ):
-        assert line.startswith(f"--magi-balance-step {said}") and "; " in line
-    with pytest.raises(SystemExit, match="requires documents in a sample"):
-        refuse_arguments(arguments(), balance_step=True)

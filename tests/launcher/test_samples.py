@@ -15,10 +15,7 @@ from megatron_magi.adapter.carried_plan import carried_plan
 from megatron_magi.launcher import samples as samples_module
 from megatron_magi.launcher import session as launch_module
 from megatron_magi.launcher.batch import dispatch_dict
-from megatron_magi.launcher.microbatch_documents import UNKNOWN
 from megatron_magi.launcher.model_hooks import _plan_of_middle_stage
-from megatron_magi.launcher.plan_prefetch import NUM_WAITING, PlansAhead
-from megatron_magi.launcher.sample_prefetch import NUM_AHEAD, DrawnAhead
 from megatron_magi.launcher.samples import (
     require_documents,
     wrap_dataset_builder,
@@ -79,52 +76,6 @@ def forward(launch: LauncherState, iterator: Any) -> list[int]:
 def documents_of(packed: Any) -> list[int]:
     starts = (packed.rope_positions == 0).nonzero().reshape(-1).tolist()
     return [*starts, LENGTH]
-
-
-def test_samples_keep_their_order_and_are_seen_ahead() -> None:
-    seen: list[int] = []
-    drawn = DrawnAhead(iter(range(6)), seen.append)
-    for i in range(6):
-        assert next(drawn) == i
-        assert seen == list(range(min(6, i + 1 + NUM_AHEAD)))
-
-
-@pytest.mark.parametrize("count", [0, 1, NUM_AHEAD, NUM_AHEAD + 3])
-def test_data_ends_where_it_ended(count: int) -> None:
-    drawn = DrawnAhead(iter(range(count)), lambda sample: None)
-    assert list(drawn) == list(range(count))
-    for _ in range(2):
-        with pytest.raises(StopIteration):
-            next(drawn)
-
-
-def test_an_error_of_the_loader_comes_in_the_place_of_its_sample() -> None:
-    class Loader:
-        place = 0
-
-        def __next__(self) -> int:
-            self.place += 1
-            if self.place == 2:
-                raise OSError("a bad sample")
-            return self.place
-
-    drawn = DrawnAhead(Loader(), lambda sample: None)  # type: ignore[arg-type]
-    assert next(drawn) == 1
-    with pytest.raises(OSError, match="a bad sample"):
-        next(drawn)
-    assert next(drawn) == 3
-
-
-def test_a_sample_that_cannot_be_read_is_an_error_in_its_place() -> None:
-    def see(sample: int) -> None:
-        if sample == 2:
-            raise ValueError("no documents in it")
-
-    drawn = DrawnAhead(iter(range(4)), see)
-    assert [next(drawn), next(drawn)] == [0, 1]
-    with pytest.raises(ValueError, match="no documents in it"):
-        next(drawn)
-    assert next(drawn) == 3
 
 
 def test_plans_are_ready_when_their_microbatch_comes(launch: LauncherState) -> None:
@@ -249,14 +200,6 @@ def test_samples_that_are_skipped_are_not_planned(launch: LauncherState) -> None
     assert len(list(samples)) == 2 and not launch._ahead._futures
 
 
-def test_plans_that_nobody_takes_are_dropped() -> None:
-    plans: PlansAhead[int, int] = PlansAhead(lambda key: 10 * key)
-    for key in range(NUM_WAITING + 1):
-        plans.begin(key)
-    assert plans.take(0) is None and plans.take(1) == 10 and plans.take(NUM_WAITING) is not None
-    assert plans.take(1) is None
-
-
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_every_stage_with_documents_has_a_data_set(
@@ -310,14 +253,6 @@ def test_promised_documents_are_required_before_the_first_step(
         require_documents(launch, Rerun(iter([without])))
 
 
-def test_an_external_loader_keeps_its_position() -> None:
-    """Megatron saves it through the iterator that the launcher looks ahead in."""
-    external = launch_of(LENGTH, dataloader_inter_document_masking=True, dataloader_type="external")
-    assert not external.plans_ahead()
-    loader = SimpleNamespace(save_state=lambda: "place")
-    assert DrawnAhead(loader, lambda sample: None, 0).save_state() == "place"  # type: ignore[arg-type]
-
-
 def test_a_later_sample_without_documents_is_an_error(launch: LauncherState) -> None:
     without = {name: x for name, x in sample(0, LENGTH).items() if name != "cu_seqlens"}
     iterator = hooked(launch)(iter([sample(0, 5, LENGTH), without]))
@@ -325,15 +260,3 @@ def test_a_later_sample_without_documents_is_an_error(launch: LauncherState) -> 
     assert forward(launch, iterator) == [0, 5, LENGTH]
     with pytest.raises(ValueError, match="require cu_seqlens in every sample, got a sample"):
         forward(launch, iterator)
-
-
-def test_tensor_parallel_ranks_learn_that_a_sample_has_none(launch: LauncherState) -> None:
-    """The first rank tells them; a sample that is not on its host is no error."""
-    microbatch = launch.microbatch
-    microbatch.ranks = SimpleNamespace(rank=1, share=lambda lists: [UNKNOWN])  # type: ignore[assignment]
-    microbatch.begin(None)
-    assert microbatch.bounds() is None
-    microbatch.ranks = SimpleNamespace(rank=1, share=lambda lists: [[]])  # type: ignore[assignment]
-    microbatch.begin(None)
-    with pytest.raises(ValueError, match="require cu_seqlens in every sample"):
-        microbatch.bounds()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,8 @@ import pytest
 
 import megatron_magi.launcher  # noqa: F401  prepares megatron before it is imported
 from megatron_magi.balance import CostShape
-from megatron_magi.config import MagiConfig
 from megatron_magi.launcher import step_balance
-from megatron_magi.launcher.balance_agreement import difference
-from megatron_magi.launcher.balanced_loader import wrap_data_loader
-from megatron_magi.launcher.flags import LauncherOptions
-from megatron_magi.launcher.job_costs import cost_shape, replicas_meet
 from megatron_magi.launcher.step_balance import NUM_RECENT, Rules, StepBalance
-from tests.launcher.few_arguments import arguments
-from tests.launcher.one_rank import launch_of
 
 PLAIN = Rules(CostShape(1, 0, 1), pipelined=False, lockstep=False)
 
@@ -96,65 +88,3 @@ def test_without_a_choice_no_cost_is_asked_for(
     line = balance.first_steps["train"].line
     assert line.startswith("nothing to deal in the first step") != has_choice
     assert has_choice or (dealt == step.swapaxes(0, 1)).all()
-
-
-def loaded(sampler: Any, **options: Any) -> Any:
-    launch = launch_of(8)
-    launch.options = LauncherOptions(MagiConfig(), **options)
-    loader = None if sampler is None else SimpleNamespace(batch_sampler=sampler)
-    return wrap_data_loader(lambda dataset, consumed_samples: loader, launch)(Data(), 0)
-
-
-def test_loaders_without_steps_stay() -> None:
-    whole = type("MegatronFullValidationSampler", (), {})()
-    assert loaded(whole, balance_step=True).batch_sampler is whole
-    assert loaded(None, balance_step=True) is None
-    with pytest.raises(TypeError, match="--magi-balance-step requires Megatron's batch samplers, "):
-        loaded(object(), balance_step=True)
-    original = object()
-    assert wrap_data_loader(original, launch_of(8)) is original, "no hook without the flag"
-
-
-def test_the_first_rank_that_differs_is_named() -> None:
-    same = {"dataset": "a", "dealing": "b"}
-    said = difference([{}, same, same, {"dataset": "a", "dealing": "c"}])
-    assert "alike, got dealing c on rank 3 and b on rank 1, which would" in said
-    assert "leave --magi-balance-step out" in said and "\n" not in said
-
-
-MODEL = {"num_layers": 6, "ffn_hidden_size": 128, "group_query_attention": False, "swiglu": True}
-
-
-def test_layers_of_a_job() -> None:
-    plain = cost_shape(arguments(**MODEL))
-    assert (plain.full_layers, plain.window_layers, plain.tile_cost) == (6, 0, 7 * 16)
-    for skipped, counts in ((None, (0, 6)), (3, (2, 4)), ([1, 0, 0, 0, 0, 1], (4, 2))):
-        given = {"window_size": (17, 0), "window_attn_skip_freq": skipped}
-        found = cost_shape(arguments(**MODEL, **given))
-        assert (found.full_layers, found.window_layers, found.window) == (*counts, 17)
-    assert cost_shape(arguments(**MODEL, window_size=(-1, 0))) == plain
-    large = {**MODEL, "hidden_size": 4096, "num_attention_heads": 32, "ffn_hidden_size": 14336}
-    assert cost_shape(arguments(**large)).token_cost == 6 * 3 * (
-        4 * 4096**2 + 3 * 4096 * 14336
-    ) // (128 * 128 * 32)
-    assert cost_shape(arguments(**MODEL, num_attention_heads=None)) == CostShape(1, 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("given", "meet"),
-    [
-        ({}, False),
-        ({"num_experts": 8, "expert_model_parallel_size": 2}, False),
-        ({"num_experts": 8, "expert_model_parallel_size": 4}, True),
-        ({"num_experts": 8, "expert_model_parallel_size": 2, "expert_tensor_parallel_size": 2}, 1),
-        ({"use_torch_fsdp2": True}, True),
-        ({"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim"}, False),
-        (
-            {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"},
-            True,
-        ),
-    ],
-)
-def test_replicas_meet_where_layers_are_spread_over_them(given: dict[str, Any], meet: bool) -> None:
-    """At context parallelism 2: experts of two ranks lie inside a replica."""
-    assert replicas_meet(arguments(**given)) == bool(meet)

@@ -14,10 +14,9 @@ from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.flash4 import Flash4Backend
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.reference import ReferenceBackend
-from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.mask import AttnMask
 from tests.core.kernel import flash4_on_cpu
-from tests.core.kernel.test_torch_flex import MASKS, comb, table_of, two_halves
+from tests.core.kernel.test_torch_flex import MASKS, table_of, two_halves
 from tests.dense import (
     NAMES,
     assert_as_good,
@@ -125,22 +124,6 @@ def test_a_row_of_infinite_scores_is_nan(name: str, value: float, device: str) -
     assert torch.equal(out.isnan(), want.isnan()) and want.isnan().any()
     assert torch.equal(lse.isnan(), want_lse.isnan())
     assert torch.equal(lse.isneginf(), want_lse.isneginf())
-
-
-def test_blocks_that_nobody_sees_are_not_visited(monkeypatch: pytest.MonkeyPatch) -> None:
-    flash4_on_cpu.install(monkeypatch)
-    from megatron_magi.core.kernel.flash4_mask import flash4_mask
-
-    made = flash4_mask(table_of(masks.causal(1024)), torch.device("cpu"), 1)
-    partial, _, full, _ = (x[0, 0].tolist() for x in made.forward[:4])
-    assert partial == [2, 2, 2, 2] and full == [0, 2, 4, 6]
-    assert made.backward[0][0, 0].tolist() == [1] * 8
-    assert made.backward[2][0, 0].tolist() == [3, 3, 2, 2, 1, 1, 0, 0]
-    assert made.intervals[0].shape == (1, 1024)
-    assert all(x.is_contiguous() for x in (*made.forward[:4], *made.backward[:4]))
-    assert flash4_mask(SliceTable(comb(33).slices, 150, 104), torch.device("cpu"), 1).intervals[
-        0
-    ].shape == (64, 256)
 
 
 @pytest.mark.parametrize(

@@ -116,19 +116,6 @@ def test_scores_far_from_the_sink_do_not_overflow(far: float) -> None:
     torch.testing.assert_close(got_lse[~alone], want_lse[~alone])
 
 
-@pytest.mark.parametrize("shape", [(3,), (6, 3)])
-def test_the_gradient_is_the_share_of_every_row(shape: tuple[int, ...]) -> None:
-    """By autograd through the sums, out and lse both used."""
-    (out, lse), logit = attended(), sinks(*shape).requires_grad_()
-    generator = torch.Generator().manual_seed(1)
-    dout, dlse = (torch.randn(x.shape, generator=generator, dtype=FP64) for x in (out, lse))
-    made = with_sinks(out, lse, logit.unsqueeze(-2))
-    (want,) = torch.autograd.grad(made, logit, (dout, dlse))
-    delta = (made[0] * dout).sum(-1) - dlse
-    got = sink_gradient(logit.detach(), made[1].detach(), delta.detach())
-    torch.testing.assert_close(got, want)
-
-
 def test_a_call_with_an_earlier_result_has_no_sinks() -> None:
     check_joins(call_with(None), attended())
     check_joins(call_with(torch.zeros(3, dtype=FP64)), None)
