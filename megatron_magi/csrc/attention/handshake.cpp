@@ -1,5 +1,5 @@
-// What the caller compares before the first call, the ABI's number and the sizes of its structs;
-// and loading the kernels ahead. The calls themselves stand in */launch.*.
+// ABI version and struct sizes, which the caller compares before its first call, and early loading
+// of kernels. The calls themselves are in */launch.*.
 #include "backward/params.h"
 #include "device/export.h"
 #include "device/kernel_list.h"

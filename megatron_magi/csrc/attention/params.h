@@ -1,4 +1,4 @@
-// What crosses the C ABI: plain structs, mirrored by ctypes in core/cuda/abi.py.
+// Types of the C ABI: plain structs, mirrored by ctypes in core/cuda/abi.py.
 // Every pointer is a device pointer unless it says host. Strides are in elements; the last
 // dimension is contiguous. Shape letters: T query tokens, S key tokens, H query heads, G kv heads,
 // D head_dim of queries and keys, E value_dim: of values and outputs. Changing a struct means

@@ -1,4 +1,4 @@
-// Which rank owns which rows: equal chunks of the padded sequence, each on one rank, the same
+// The owners of rows: equal chunks of the padded sequence, each on one rank, the same
 // number on every rank. A rank's local order is its chunks in ascending order.
 #pragma once
 

@@ -11,8 +11,8 @@
 namespace magi {
 namespace {
 
-// What nodes may use of the imbalance that is allowed: a sixteenth or a quarter, so that their
-// ranks keep the rest, or all, if chunks are too coarse for less.
+// Shares of the allowed imbalance that nodes may use: a sixteenth or a quarter, so that their ranks
+// keep the rest, or all, if chunks are too coarse for less.
 constexpr int64_t kNodeShares[] = {16, 4, 1};
 
 // With up to so many ranks, the search without nodes is quick enough to be tried too.
@@ -25,7 +25,7 @@ std::vector<int32_t> balanced(std::span<const int64_t> loads, int64_t cp_size, i
   return balance(loads, cp_size, cap, std::move(ranks));
 }
 
-// What some of the chunks own or read, with segments that none of them uses left out.
+// The segments that some of the chunks own or read.
 Segments segments_of(const Segments& all, std::span<const int32_t> chunks) {
   std::vector<int32_t> place(all.rows.size() + 1);  // 1 where a segment is used, then its number
   for (const int32_t chunk : chunks) {

@@ -10,7 +10,7 @@
 
 namespace magi {
 
-// As swap_search, with ranks [n * ranks_per_node, (n + 1) * ranks_per_node) on node n. Of several
+// swap_search with ranks [n * ranks_per_node, (n + 1) * ranks_per_node) on node n. Of several
 // attempts, the one with the fewest rows between nodes, among those whose loads are not worse than
 // those of `start` or are within `max_load`; swap_search on all ranks is the last of them.
 std::vector<int32_t> node_search(const SwapProblem& problem, int64_t ranks_per_node,

@@ -29,7 +29,7 @@ struct Nodes {
   }
 };
 
-// What crosses between nodes: from each source to its relays, each row once, ordered by (relay,
+// Transfers between nodes: from each source to its relays, each row once, ordered by (relay,
 // src, row). `transfers` are of one stage, in any order.
 std::vector<Transfer> crossing_leg(std::span<const Transfer> transfers, Nodes nodes);
 
@@ -50,8 +50,8 @@ NodeCastTable node_cast_table(std::span<const Transfer> transfers, const Layout&
 void split_node_stages(std::span<const Transfer> transfers, int64_t granule, Nodes nodes,
                        std::span<std::vector<Transfer>> stages);
 
-// What each rank's links carry in one direction or the other, whichever takes longer: rows on the
-// link inside the node that take as long as the busiest of its links. `crossing_ps` and `row_ps`
+// Rows on each rank's link inside the node that take as long as the busiest of its links, in the
+// direction that takes longer. `crossing_ps` and `row_ps`
 // are the times of a row on the link between nodes and inside a node. [cp_size].
 std::vector<int64_t> busiest_link_rows(std::span<const Transfer> transfers, int64_t cp_size,
                                        Nodes nodes, int64_t crossing_ps, int64_t row_ps);

@@ -1,4 +1,4 @@
-// Which of a rank's rows must wait for keys of other ranks.
+// The rows of a rank that must wait for keys of other ranks.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Which rows are transferred: each rank's needs, the key rows of other ranks that its queries read.
+// The rows that are transferred: each rank's needs, the key rows of other ranks that its queries
+// read.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@ struct Transfer {
   Range rows;
 };
 
-// Which rows are queries and which are keys, and who owns them. In self-attention both are one.
+// Owners of queries and of keys. In self-attention both are one.
 struct Homes {
   Layout queries;
   Layout keys;  // as many ranks

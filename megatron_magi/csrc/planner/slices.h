@@ -52,7 +52,7 @@ Slice cut(const Slice& slice, Range q, Range k);
 // The same cells moved by (q_shift, k_shift).
 Slice shift(const Slice& slice, int64_t q_shift, int64_t k_shift);
 
-// Whether the two slices share a cell.
+// True if the two slices share a cell.
 bool overlap(const Slice& a, const Slice& b);
 
 // The first pair (i < j) that shares a cell, found by a sweep over the rows in O(n log n). At any

@@ -15,7 +15,7 @@ TimePs exchange_ps(const RankWork& work, const StageCosts& costs, int64_t row_ps
   return work.remote_rows == 0 ? 0 : TimePs{work.remote_rows} * row_ps / parts + costs.exchange_ps;
 }
 
-// What one stage of a forward takes.
+// Times of one stage of a forward.
 struct StageWork {
   TimePs receive = 0;  // its rows
   TimePs fixed = 0;    // one more kernel call, passes over out

@@ -1,4 +1,4 @@
-// What a piece of the query axis costs (in kernel tiles) and which keys it reads.
+// The cost of a piece of the query axis (in kernel tiles), and the keys that it reads.
 #pragma once
 
 #include <cstdint>

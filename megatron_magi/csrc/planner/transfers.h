@@ -38,7 +38,7 @@ TransferPlan solve_transfers(const TransferProblem& problem);
 std::vector<int64_t> rows_on_link(std::span<const Transfer> transfers, int64_t cp_size,
                                   const StageCosts& costs, Nodes nodes);
 
-// What every rank has to do, for the model of times in stages.h: [cp_size]. `loads` are tiles,
+// The work of every rank, for the model of times in stages.h: [cp_size]. `loads` are tiles,
 // `rows` are those of rows_on_link, both by rank.
 std::vector<RankWork> rank_work(std::span<const Slice> slices, const Homes& homes,
                                 std::span<const int64_t> loads, std::span<const int64_t> rows);

@@ -17,7 +17,7 @@ namespace {
 // A bound that is added up in another order may be off by it.
 constexpr double kRounding = 1. - 1e-9;
 
-// What a schedule is chosen for, and what that is computed with.
+// The problem that a schedule is chosen for, and the inputs of its costs.
 struct Problem {
   const BwdWorkList& list;
   const BwdShape& shape;
@@ -128,7 +128,7 @@ double doublings(double value, double base) {
   return std::max(0., std::log2(value / base));
 }
 
-// What cache_factor gives for scattered blocks.
+// cache_factor for scattered blocks.
 double scattered_factor(const Problem& p, const Candidate& candidate) {
   const double lanes = static_cast<double>(candidate.lanes());
   const double bytes = p.list.scattered_rows * p.row_bytes() * lanes *

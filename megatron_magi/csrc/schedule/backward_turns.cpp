@@ -58,7 +58,7 @@ class RowGroups {
   int64_t num_row_groups_ = 0;
 };
 
-// Whether no step meets more than two row groups. Steps of entries that begin at the same row
+// True if no step meets more than two row groups. Steps of entries that begin at the same row
 // modulo kBwdTileQ have the same grid, which meets some of the short groups with both neighbours.
 bool fits(const BwdWorkList& list, const RowGroups& groups) {
   const std::vector<Range> short_groups = groups.short_groups();

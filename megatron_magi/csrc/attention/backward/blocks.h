@@ -1,4 +1,4 @@
-// Which block of a backward does what, and when it adds to the sums of its tile, once for host and
+// The work of each block of a backward, and when it adds to the sums of its tile, once for host and
 // device.
 //
 // A lane is the part of a kv head's query heads that a block has. The first kv heads may be whole,

@@ -6,8 +6,8 @@
 // dQ is made in two products, of a panel of 64 columns and of half a panel. A warpgroup works in
 // this order, and the other one fills the gaps of the tensor cores:
 //   S(n), P(n)
-//   dP(n), dV(n); dS(n) beside dV; the warpgroups meet
-//   dQ(n) of a panel, half of dK(n); dQ goes to its staging tile beside dK
+//   dP(n), dV(n); dS(n) during dV; the warpgroups meet
+//   dQ(n) of a panel, half of dK(n); dQ goes to its staging tile during dK
 //   dQ(n) of half a panel, the other half of dK(n); likewise
 // S(n + 1) issued behind the products of the last line was 3 % slower, in front of them 15 %.
 //

@@ -7,7 +7,7 @@
 //   warpgroup 0   S(n), P(n) to warpgroup 1; dV(n); its dQ(n - 1)
 //   warpgroup 1   dP(n), with P(n) to dS(n), to both; dK(n); its dQ(n)
 // Warpgroup 0 makes dQ a step later, so it waits for nothing that warpgroup 1 does in this step,
-// may be ahead of it, and what one of them computes runs beside the products of the other one. If
+// may be ahead of it, and what one of them computes runs during the products of the other one. If
 // each made half of S, of dP and of the columns of dV and dK, the products would read more: a step
 // would take 4400 clocks of shared memory, and not 3700.
 //
@@ -19,11 +19,11 @@
 //   dS(n)   Two tiles. P(n) came after warpgroup 0 had made dQ(n - 2), and all of warpgroup 1 has
 //           met at dS(n - 1), after its own.
 // Barriers of 4 warps: p_full, warpgroup 0 to 1; ds_full, warpgroup 1 to both. dQ goes through a
-// staging tile for half of its columns, twice: the second half beside the scores of the next step.
+// staging tile for half of its columns, twice: the second half during the scores of the next step.
 //
 // Shared memory: K 32, V 32, Q 2 x 32, dO 32, dS 2 x 8, P 8, dQ 32, stats 10, rest 1 = 227 KiB.
 // Registers of a consumer: dV or dK 128, then S or dP 32 with half of dQ 32, or dQ 64, of 240; with
-// softcap, lse 16 and P 16 beside S.
+// softcap, lse 16 and P 16 in addition to S.
 //
 // With softcap, warpgroup 0 hands over P (1 - tanh^2), what turns dP into dS, in place of P.
 #pragma once
@@ -114,7 +114,7 @@ struct BwdRelay : BwdConsumer<Traits> {
     }
   }
 
-  // Warpgroup 0. `second` is a half of dQ(n - 2), which leaves beside the product.
+  // Warpgroup 0. `second` is a half of dQ(n - 2), which leaves during the product.
   MAGI_DEVICE void make_p(int n, const float (&second)[32], Probs& probs) const {
     float s[32];
     [[maybe_unused]] float shift[16];  // with softcap

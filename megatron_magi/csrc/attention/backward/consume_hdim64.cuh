@@ -5,11 +5,11 @@
 // counts twice. So the warpgroups meet once for two steps: dS of both lies in shared memory then,
 // and each warpgroup makes the whole dQ of one of them (m64n64 products instead of m64n32). K is an
 // operand in registers, because shared memory is what limits the rest. A warpgroup works in this
-// order, so that the tensor cores have something to do beside all arithmetic:
-//   dV(n), and beside it dS(n) to shared memory
+// order, so that the tensor cores have something to do during all arithmetic:
+//   dV(n), and meanwhile dS(n) to shared memory
 //   S(n+1), dK(n), dP(n+1), and after the second step of a pair dQ
-//   P(n+1) beside what is left of these
-// What a step needs of the loader is waited for and read a step ahead, beside P: a wait behind the
+//   P(n+1) during what is left of these
+// A step's data from the loader is waited for and read a step ahead, during P: a wait behind the
 // warpgroup's own products drains their queue, which cost 4 to 10 % of the speed.
 // A pair that lacks its second step has one without visible cells (load.cuh), whose dQ is dropped.
 //
@@ -21,7 +21,7 @@
 
 namespace magi {
 
-// What a consumer warpgroup holds in registers through all steps.
+// Registers that a consumer warpgroup keeps through all steps.
 template <bool kSoftcap>
 struct BwdPairRegs {
   float dk[32], dv[32];

@@ -1,12 +1,12 @@
 // Deterministic mode: dQ of a step is added when all earlier entries have finished its row groups.
 //
-// What the next block waits for is the time from one block's addition to the next one's: the
-// addition takes some 1,200 clocks until it is complete, its signal (a store with release) 1,000 to
-// 1,900, and a look at a counter as long as a load from the second-level cache, 700. So the three
-// are apart. A thread adds a tile, asks at once whether the next step has its turn, while the tile
-// is read, and notes in shared memory what is complete. Warp 1 signals that to the other blocks
-// (dq_order.cuh), because the thread would stand still until its release is done. At
-// head_dim 64 and 256 the thread signals itself (dq_order_inline.cuh).
+// The next block waits from one block's addition to its own: the addition takes some 1,200 clocks
+// until it is complete, its signal (a store with release) 1,000 to 1,900, and a look at a counter
+// as long as a load from the second-level cache, 700. So the three are apart. A thread adds a tile,
+// asks at once whether the next step has its turn, while the tile is read, and notes in shared
+// memory what is complete. Warp 1 signals that to the other blocks (dq_order.cuh), because the
+// thread would stand still until its release is done. At head_dim 64 and 256 the thread signals
+// itself (dq_order_inline.cuh).
 //
 // The release is needed: with a relaxed store, other blocks saw the signal before the addition,
 // although the thread had waited for its completion.
@@ -47,7 +47,7 @@ struct BwdCounters {
     const int64_t before = Traits::kInPairs ? 0 : half * args.num_heads_q;
     counters = args.semaphores + 1 + before * args.num_row_groups;
   }
-  // Whether the entries before have finished a step's row groups.
+  // True if the entries before have finished a step's row groups.
   MAGI_DEVICE bool ready(const BwdVisit& visit) const {
     const int32_t* counter = counters + visit.row_group;
     return (visit.after_first == 0 || ptx::load_acquire_gpu(counter) == visit.after_first) &&

@@ -29,7 +29,7 @@ struct BwdOwnSignals {
   MAGI_DEVICE bool ready(int step, const BwdVisit& visit) const {
     return counters.ready(visit) && follows(step, visit);
   }
-  // Whether the other warp has added what it shares with this step.
+  // True if the other warp has added what it shares with this step.
   MAGI_DEVICE bool follows(int step, const BwdVisit& visit) const {
     if (!Traits::kInPairs || (visit.signal & BwdVisit::kContinues) == 0) return true;
     const bool is_own =

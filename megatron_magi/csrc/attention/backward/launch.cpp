@@ -161,7 +161,7 @@ size_t num_stored(const MagiBwdParams& p) {
   return size_t{1} * p.num_tiles * std::max(1, p.lanes_per_section / p.num_splits);
 }
 
-// Whether each split has sums of its own, which another kernel adds up.
+// True if each split has partial sums, which another kernel adds up.
 bool has_partial_sums(const MagiBwdParams& p) {
   return p.num_splits > 1 && !p.in_turns;
 }
@@ -215,7 +215,7 @@ Status clear(void* data, size_t num_words, BwdCleared* in_kernel, cudaStream_t s
   return {};
 }
 
-// What the kernels of a pass are given.
+// Arguments of the kernels of one pass.
 struct BwdPass {
   BwdPrepareArgs prepare;
   BwdMaps maps;
@@ -324,7 +324,7 @@ constexpr std::array<Variant, 2 * kNumWidths> all_variants(std::index_sequence<i
           variant<kMagiFp16, kCompiledWidths[i].head_dim, kCompiledWidths[i].value_dim>()...};
 }
 
-// What is launched, and what is loaded ahead.
+// The instances that are launched, and loaded early.
 constexpr auto kVariants = all_variants(std::make_index_sequence<kNumWidths>{});
 
 Status launch_bwd(const MagiBwdParams& p) {

@@ -1,4 +1,4 @@
-// What the backward takes through the C ABI; mirrored by ctypes in core/cuda/abi.py.
+// Arguments of the backward through the C ABI; mirrored by ctypes in core/cuda/abi.py.
 // Conventions and letters are those of ../params.h.
 #pragma once
 #include "../params.h"

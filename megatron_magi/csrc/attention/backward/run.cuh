@@ -83,7 +83,7 @@ void list_bwd(KernelList* kernels) {
   MAGI_INSTANTIATE_BWD_MAIN(dtype, head_dim, value_dim, false);                             \
   template void add_bwd_convert<dtype, head_dim, value_dim>(BwdConvertArgs*, KernelChain*); \
   template void list_bwd<dtype, head_dim, value_dim>(KernelList*)
-// What depends on the width of values alone.
+// Kernels that depend on the width of values alone.
 #define MAGI_INSTANTIATE_BWD_ROWS(dtype, value_dim)                                      \
   template void add_bwd_prepare<dtype, value_dim, false>(BwdPrepareArgs*, KernelChain*); \
   template void add_bwd_prepare<dtype, value_dim, true>(BwdPrepareArgs*, KernelChain*);  \

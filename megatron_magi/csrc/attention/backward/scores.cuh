@@ -1,4 +1,4 @@
-// What the consumer warpgroups are made of: products, masks, and the stores of dK and dV.
+// Parts of the consumer warpgroups: products, masks, and the stores of dK and dV.
 #pragma once
 #include "../device/lanes.h"
 #include "../device/wgmma.h"
@@ -6,7 +6,7 @@
 
 namespace magi {
 
-// What the loader writes with ordinary stores; lane 0 arrives for its warp, and hands it round.
+// Reads what the loader wrote with ordinary stores: lane 0 arrives for its warp and broadcasts.
 MAGI_DEVICE int4 load_by_lane0(uint32_t addr) {
   int4 x{};
   if (ptx::thread_again() % 32 == 0) ptx::load_shared_volatile_16(addr, x);
@@ -119,7 +119,7 @@ MAGI_DEVICE void load_shifts(float (&shift)[16], uint32_t stats) {
 
 // Softcap: whether the polynomial may cap the scores of this step. No logit of a row is above its
 // lse, so none of them need be asked. Logits below the polynomial's range come out too low, but
-// their probabilities are negligible beside those of the row's other keys.
+// their probabilities are negligible next to those of the row's other keys.
 MAGI_DEVICE bool are_moderate(const BwdArgs& args, const float (&shift)[16]) {
   float least = shift[0], most = shift[0];
 #pragma unroll
@@ -164,7 +164,7 @@ MAGI_DEVICE void store_ds_rows(const uint32_t (&ds)[16], uint32_t base, int firs
                      ds[4 * j + 3]);
 }
 
-// As mask_scores, for pairs of 16-bit values.
+// mask_scores for pairs of 16-bit values.
 MAGI_DEVICE void mask_packed(uint32_t (&p)[16], uint32_t visible) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
@@ -185,7 +185,7 @@ struct BwdProbs<true> {
   MAGI_DEVICE uint32_t (&slopes())[16] { return own_slopes; }
 };
 
-// What the consumers share.
+// State shared by the consumers.
 template <class Traits>
 struct BwdConsumer {
   using T = Traits;
@@ -208,7 +208,7 @@ struct BwdConsumer {
   MAGI_DEVICE uint32_t q_tile(int n) const {
     return smem + T::kOffQ + n % T::kStages * T::kQueryBytes;
   }
-  // What the step is, a BwdStepMeta.
+  // Address of the step's BwdStepMeta.
   MAGI_DEVICE uint32_t meta(int n) const {
     return smem + T::kOffMeta + n % T::kMetaSlots * T::kMetaBytes;
   }

@@ -10,7 +10,7 @@ namespace magi {
 
 template <class Traits>
 struct BwdPart : BwdTurnOfPart {
-  // Sums lie as the threads hold them: fp32, four at a time, the threads one beside another.
+  // Sums lie as the threads hold them: fp32, four at a time, thread after thread.
   float4* sums_of_thread;
   int32_t* taken;  // how many turns the sums have seen
 

@@ -10,7 +10,7 @@
 
 namespace magi {
 
-// What a step is. The first five numbers are the band of its slice in coordinates of its tiles,
+// One step. The first five numbers are the band of its slice in coordinates of its tiles,
 // where the query rows begin at 0.
 struct alignas(16) BwdStepMeta {
   int32_t q_end, k_start, k_end, d_lo;

@@ -1,4 +1,4 @@
-// What a step of the deterministic backward waits for and signals, once for host and device.
+// Waits and signals of a step of the deterministic backward, once for host and device.
 #pragma once
 #include "../work_lists.h"
 
@@ -74,7 +74,7 @@ struct BwdTurnLists {
     const int q_end = q + kBwdTileQ < entry.q_end ? q + kBwdTileQ : entry.q_end;
     const Place first = row_place(place, q);
     between();
-    // Whether another step of the entry shares the first group, or the last one.
+    // True if another step of the entry shares the first group, or the last one.
     const bool shares_first = q > entry.q_begin && !first.is_first;
     const bool shares_last = q_end < entry.q_end && !row_place(place, q_end).is_first;
     const bool two = row_place(place, q_end - 1).row_group != first.row_group;

@@ -1,5 +1,5 @@
 // Functions of the C ABI: plain structs in, 0 or a StatusCode out, and a message of at most
-// message_bytes - 1 characters. Each stands beside what it launches.
+// message_bytes - 1 characters. Each is in the file of its launch.
 #pragma once
 #include <cstdio>
 

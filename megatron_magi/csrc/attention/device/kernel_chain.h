@@ -6,7 +6,7 @@
 
 namespace magi {
 
-// What <<<...>>> takes.
+// Arguments of <<<...>>>.
 struct KernelCall {
   const void* function;
   dim3 grid, block;

@@ -1,4 +1,4 @@
-// What lane 0 of a warp hands round. A lane that arrives at a barrier for its warp must be the one
+// Broadcasts from lane 0 of a warp. A lane that arrives at a barrier for its warp must be the one
 // that has read what others wrote with ordinary stores, so that its arrival covers every read.
 #pragma once
 #include "ptx.h"

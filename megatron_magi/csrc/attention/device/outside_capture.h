@@ -1,4 +1,4 @@
-// What a host does while one of its streams is captured into a CUDA graph.
+// Host calls that are legal while one of its streams is captured into a CUDA graph.
 #pragma once
 #include <cuda_runtime.h>
 

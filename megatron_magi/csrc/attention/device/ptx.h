@@ -55,7 +55,7 @@ MAGI_DEVICE void mbar_wait(uint32_t bar, uint32_t parity) {
       "r"(parity)
       : "memory");
 }
-// Whether the phase has completed; never suspends the thread, as mbar_try_wait may, so that it can
+// True if the phase has completed. Never suspends the thread, as mbar_try_wait may, so that it can
 // do something else meanwhile.
 MAGI_DEVICE bool mbar_test_wait(uint32_t bar, uint32_t parity) {
   uint32_t done;

@@ -23,7 +23,7 @@ MAGI_DEVICE void wgmma_wait() {
 }
 
 // Keeps the computation of `value` in front of the next wgmma_wait. ptxas moves a wait to the top
-// of its basic block, over arithmetic that was meant to run beside the products still in flight
+// of its basic block, over arithmetic that was meant to run during the products still in flight
 // (seen with 13.0: the whole softmax went behind the wait). The store never happens: `value` must
 // be at least 0, or NaN.
 MAGI_DEVICE void compute_before_wait(float value, uint32_t any_shared_address) {

@@ -1,4 +1,4 @@
-// What the forward kernel gets, and what its producer and consumers share.
+// Arguments of the forward kernel, and state that its producer and consumers share.
 #pragma once
 #include "../device/cap_polynomial.h"
 #include "../device/watchdog.h"

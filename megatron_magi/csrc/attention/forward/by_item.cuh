@@ -4,14 +4,14 @@
 // In the stream of consume.cuh the last P V of an item would be issued behind the next item's first
 // product and wait for that Q too. Here it does not, and the output leaves while Q comes:
 //   first step:  S = Q K(0)^T, softmax, P(0) = S
-//   step g:      S = Q K(g)^T  |  O += P(g-1) V(g-1)  |  softmax of S beside the second product
+//   step g:      S = Q K(g)^T  |  O += P(g-1) V(g-1)  |  softmax of S during the second product
 //   at the end:  O += P V of the last step; O leaves
 //
 // A step's loop also has no branch for the end of an item. At head_dim 128 that counts more than a
 // second Q tile would.
 //
 // Where heads are wider than 128, two consumers take turns: one issues its two products, then the
-// other one, so that the softmax of each runs beside the products of the other. Three keep the
+// other one, so that the softmax of each runs during the products of the other. Three keep the
 // tensor cores busy without, but for head_dim 64 with softcap.
 #pragma once
 #include "scores.cuh"
@@ -108,7 +108,7 @@ struct FwdItemConsumer {
     ring_k.advance();
   }
 
-  // The part of a step's softmax that runs beside the product in flight. K is left for a second
+  // The part of a step's softmax that runs during the product in flight. K is left for a second
   // look where the softmax may ask for one.
   MAGI_DEVICE SoftmaxStep<Traits> begin_softmax(int flags) {
     pin_registers(s);

@@ -18,7 +18,7 @@ MAGI_DEVICE float cap_score(const FwdKernelParams& p, float score) {
   return tanh_approx(score * p.cap_scale) * p.scale_log2;
 }
 
-// Which of the small scores a polynomial caps.
+// True for the small scores that a polynomial caps.
 MAGI_DEVICE constexpr bool by_polynomial(int j) {
   return (j >> 1) % 4 != 0;
 }
@@ -72,7 +72,7 @@ MAGI_DEVICE void exponentiate_by_size(const FwdKernelParams& p, float (&s)[kScor
     exponentiate(s, sum, [&](int, float score) { return cap_score(p, score); });
 }
 
-// What is left when all scores are probabilities.
+// The end of a step whose scores are all probabilities.
 template <class Traits, int kScores>
 MAGI_DEVICE void finish_unshifted(const FwdRows<Traits>& me, int flags, const FwdStep& step,
                                   float (&s)[kScores], float (&sum)[2][2],
@@ -88,7 +88,7 @@ MAGI_DEVICE void finish_unshifted(const FwdRows<Traits>& me, int flags, const Fw
   }
 }
 
-// As softmax_step, from scores that are neither capped nor masked.
+// softmax_step from scores that are neither capped nor masked.
 template <class Traits, int kScores>
 MAGI_DEVICE bool capped_softmax_step(const FwdRows<Traits>& me, int flags, const FwdStep& step,
                                      float (&s)[kScores], SoftmaxState<true>& state,

@@ -54,7 +54,7 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
     pin_registers(s);
     if constexpr (!T::kBySums) release_operands(me, flags, ring_k, ring_q);
 
-    // 2. The part of the softmax of step g+1 that runs beside the product in flight; a new item
+    // 2. The part of the softmax of step g+1 that runs during the product in flight; a new item
     // first closes the sums of the old one.
     float alpha[2], weight[2] = {0.f, 0.f}, weight_prev[2] = {0.f, 0.f};
     const bool new_item = (flags & (kStepFirst | kStepEnd)) != 0;
@@ -93,7 +93,7 @@ MAGI_DEVICE void fwd_consume(const FwdRows<Traits>& me) {
     started = true;
 
     // 4. P(g+1), in place as the A operand of the next product, as soon as the exponentials come.
-    // (Packing beside the product in flight, into other registers, was 7 % slower.)
+    // (Packing during the product in flight, into other registers, was 7 % slower.)
     softmax.end(s, state, o, probs);
     if constexpr (T::kBySums) release_operands(me, flags, ring_k, ring_q);
   }

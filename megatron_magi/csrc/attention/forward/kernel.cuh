@@ -15,7 +15,7 @@
 //
 // With two Q tiles the consumers see one endless stream of steps (a step = one key tile), across
 // items:
-//   iteration g:  S = Q K(g+1)^T  |  O += P(g) V(g)  |  maxima of S beside the second product
+//   iteration g:  S = Q K(g+1)^T  |  O += P(g) V(g)  |  maxima of S during the second product
 //   then, if step g was the last of its item, O leaves; P(g+1) = exponentials of S, packed as they
 //   come into the registers that the second product has read.
 // So the next item's first product already runs while the last one's output is written, and the two
@@ -35,7 +35,7 @@
 //   empty_k/v[]         lane 0 of each consumer warp, product done       producer
 // Named barriers: 1.. = output staging of a consumer (128 threads); behind them = its turn (256).
 //
-// A FwdStep lies beside each K tile. It has 2 * kStages slots: the producer reuses a slot only
+// A FwdStep lies next to each K tile. It has 2 * kStages slots: the producer reuses a slot only
 // after the K tile kStages later is released, by which time its mask has been applied. A FwdItem
 // has kQStages + 2 slots, because an item's output leaves after the first Q K^T of the item behind
 // it (which may be a one-step item). With one Q tile, an item's record is written when the Q of the

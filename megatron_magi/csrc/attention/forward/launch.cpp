@@ -9,7 +9,7 @@
 namespace magi {
 namespace {
 
-// What is launched, and what is loaded ahead.
+// The instances that are launched, and loaded early.
 const FwdInstance* const kVariants[] = {
     kFwdBf16D64M128N128,     kFwdBf16D64M192N128,      kFwdBf16D96M128N128,
     kFwdBf16D96M192N96,      kFwdBf16D128M128N128,     kFwdBf16D128M192N64,

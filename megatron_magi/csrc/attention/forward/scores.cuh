@@ -1,4 +1,4 @@
-// What a step makes of its scores: probabilities.
+// From the scores of a step to probabilities.
 #pragma once
 #include "products.cuh"
 // Behind the products, whose registers it pins.
@@ -63,7 +63,7 @@ MAGI_DEVICE void tell_largest(const FwdRows<Traits>& me, const FwdItem& item,
   know_largest(told, state);
 }
 
-// The softmax of a step, in two parts: what is done beside the product in flight, and what when it
+// The softmax of a step, in two parts: what overlaps the product in flight, and what when it
 // is complete.
 template <class Traits>
 struct SoftmaxStep {

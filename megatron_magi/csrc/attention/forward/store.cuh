@@ -1,4 +1,4 @@
-// What leaves the kernel: lse and out of a finished item, and the rows that no slice covers.
+// Outputs of the kernel: lse and out of a finished item, and the rows that no slice covers.
 #pragma once
 #include "softmax.cuh"
 

@@ -9,7 +9,7 @@
 
 namespace magi {
 
-// What the producer tells the consumers of a step: StepFlags, and for a masked step the slice,
+// Message of the producer to the consumers of a step: StepFlags, and for a masked step the slice,
 // relative to the tile's first token and the step's first key. Two words of 16 bytes, which stay
 // apart: as one struct of numbers they cost the kernels registers, and packed rows 6 % of the
 // speed.
@@ -28,7 +28,7 @@ struct FwdStep {
     return {rows.y, rows.z, keys.x, keys.y, keys.z, keys.w};
   }
 };
-// What the producer tells the consumers of an item: the first row of its output, its tokens, its
+// Message of the producer to the consumers of an item: the first row of its output, its tokens, its
 // unit (a head, or `pack` heads of one kv head; see FwdKernelParams) and the number of its tile.
 struct alignas(16) FwdItem {
   int32_t out_start, num_tokens, unit, tile;
@@ -42,10 +42,10 @@ struct FwdTraits {
   static constexpr int kValueDim = kValueDim_;  // of values and outputs
   static constexpr bool kMaxLogits = kMaxLogits_;
   static constexpr bool kSoftcap = kSoftcap_;
-  // Whether the softmax of a moderate softcap needs no shift, see capped.cuh.
+  // True if the softmax of a moderate softcap needs no shift, see capped.cuh.
   static constexpr bool kMayBeUnshifted = kSoftcap && std::is_same_v<Element, ptx::bf16>;
   static constexpr bool kUnshifted = false;  // true in Unshifted
-  // Whether it then caps small scores by polynomials. The products of wider heads take so long that
+  // True if it then caps small scores by polynomials. The products of wider heads take so long that
   // the unit for tanh suffices.
   static constexpr bool kCapsByPolynomial = kMayBeUnshifted && kHeadDim <= 128;
   static constexpr int kBlockM = kBlockM_;  // rows of a tile: 64 of each consumer warpgroup
@@ -54,31 +54,31 @@ struct FwdTraits {
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kProducerRegs = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegs = kConsumers == 2 ? 232 : 160;
-  // Whether steps look for a new maximum only where the sums of their exponentials ask for it
+  // True if steps look for a new maximum only where the sums of their exponentials ask for it
   // (softmax.cuh). Wider heads gain nothing by it, and three consumers of 192 spill.
   static constexpr bool kBySums =
       !kSoftcap && (kHeadDim <= 128 || (kHeadDim == 192 && kConsumers == 2));
-  // Whether largest logits are told in the steps that find them, and not at the end of an item.
+  // True if largest logits are stored in the steps that find them, and not at the end of an item.
   static constexpr bool kTellsLargest = kBySums && kMaxLogits;
   static constexpr int kStages = kBySums && kHeadDim == 64 ? 3 : 2;  // of K and of V
   static constexpr int kQBytes = 64 * kHeadDim * 2;                  // one consumer's rows
   static constexpr int kOutBytes = 64 * kValueDim * 2;               // likewise
   static constexpr int kKBytes = kBlockN * kHeadDim * 2;
   static constexpr int kVBytes = kBlockN * kValueDim * 2;
-  // As many Q tiles, and an own buffer for the output, as there is room for; without the buffer the
+  // Room for Q tiles and for a buffer of the output; without the buffer the
   // output leaves straight from registers.
   static constexpr int kRoom = 226 * 1024 - kStages * (kKBytes + kVBytes);
   static constexpr bool kStageOut = kRoom >= kConsumers * (kQBytes + kOutBytes);
   static constexpr bool kFitsTwoQ = kRoom >= kConsumers * (2 * kQBytes + kOutBytes);
-  // Whether an item ends before the next one begins (by_item.cuh): with one Q tile, and where that
+  // True if an item ends before the next one begins (by_item.cuh): with one Q tile, and where that
   // is faster.
   static constexpr bool kByItem = !kFitsTwoQ || kHeadDim == 128 || kCapsByPolynomial;
   static constexpr int kQStages = kByItem ? 1 : 2;
-  // Whether the consumers issue their products in turn (rows.cuh).
+  // True if the consumers issue their products in turn (rows.cuh).
   static constexpr bool kTurns =
       kByItem ? (kConsumers == 2 ? kHeadDim > 128 : kCapsByPolynomial&& kHeadDim == 64)
               : (kBySums && kConsumers == 3);
-  // So many of a thread's exponentials are made beside the product in flight; the others follow it
+  // So many of a thread's exponentials are made during the product in flight; the others follow it
   // and are packed as they come. By item, that has been measured with 192 columns only.
   static constexpr int kEarlyScores = kByItem || kSoftcap ? kBlockN / 2 : kBySums ? 8 : 0;
   static constexpr int kStepSlots = 2 * kStages;   // see kernel.cuh
@@ -114,7 +114,7 @@ struct FwdTraits {
   static_assert(kSharedBytes <= 227 * 1024, "a Hopper block has 227 KB of shared memory");
 };
 
-// As Traits, for launches whose softmax has no shift.
+// Traits of launches whose softmax has no shift.
 template <class Traits>
 struct Unshifted : Traits {
   static constexpr bool kUnshifted = true;

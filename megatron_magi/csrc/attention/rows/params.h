@@ -36,7 +36,7 @@ struct MagiAddParams {
   int32_t received_dtype, dst_dtype;  // MagiDtype
 };
 
-// What ranks tell each other about an exchange, in symmetric memory: numbers that only grow.
+// Flags of an exchange between ranks, in symmetric memory: numbers that only grow.
 // "There" is in a peer's memory, "here" in this rank's.
 struct MagiPeerFlags {
   uint32_t* ready_there;  // this rank's rows of exchange n lie in its slot
