@@ -4,7 +4,7 @@
     python -m megatron_magi.build --force    # build again, with the compiler of this machine
     python -m megatron_magi.build --log      # print what ptxas said about registers and spills
 
-The result lies in ``megatron_magi.libs`` beside the package or, where that is not writable, in the
+The result lies in ``megatron_magi.libs`` next to the package or, where that is not writable, in the
 user's cache; its name holds a hash of the sources, the flags and the compiler's version. A library
 of these very sources is taken wherever it was built: a wheel that is made where there is one has it
 (setup.py). A file lock makes several processes build once. Build variables: CUDA_HOME (where nvcc

@@ -165,7 +165,7 @@ def shown(value: Any) -> str:
         if getattr(value, "ndim", 0) and hasattr(value, "dtype"):
             return f"{type(value).__name__} {value.dtype} {list(value.shape)}"
         text = repr(value)
-    except Exception:  # a foreign class, or a nested tensor; our error must still come
+    except Exception:  # a foreign class, or a nested tensor; magi's error must still come
         text = ""
     return text if text and len(text) <= 60 and "\n" not in text else type(value).__name__
 

@@ -1,4 +1,4 @@
-"""Run a Megatron pretrain script with our attention behind one of its own flags.
+"""Run a Megatron pretrain script with magi's attention behind one of its own flags.
 
     python -m megatron_magi.run PATH/pretrain_gpt.py <its flags> --attention-backend magi
 
@@ -70,7 +70,7 @@ def find_script(name: str) -> Path:
 
 
 def _help() -> str:
-    """The usage and our flags; Megatron's own flags are shown by the script's --help."""
+    """The usage and magi's flags; Megatron's own flags are shown by the script's --help."""
     from megatron_magi.launcher.flags import flag_parser
 
     return (

@@ -2,7 +2,7 @@
 
 Megatron's own hybrid specs consist of TransformerEngine's layers. This one is built from parts of
 the local GPT layer: `--spec megatron_magi.adapter.hybrid_spec hybrid_local_spec`. It works with and
-without our attention.
+without magi's attention.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Layer specs with our core attention: a provider, a transform of any spec, and a Llama spec."""
+"""Layer specs with magi's core attention: a provider, a transform of any spec, and a Llama spec."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Rule = Callable[[Any, str, Any], Any]
 
 
 class MagiSpecProvider:
-    """Provides our core attention (and a local RMSNorm); all other modules come from `fallback`.
+    """Provides magi's core attention (and a local RMSNorm); all other modules come from `fallback`.
 
     It is for the spec builders that take a provider (`get_mlp_module_spec_for_backend`,
     `get_moe_module_spec_for_backend`, `get_mtp_layer_spec_for_backend`), whose protocol grows
@@ -120,7 +120,7 @@ def llama_layer_spec(
 
 
 def with_own_norms(spec: Any) -> Any:
-    """The same spec with our RMSNorm in place of torch's, which refuses sequence parallelism."""
+    """The same spec with magi's RMSNorm in place of torch's, which refuses sequence parallelism."""
     return _rewrite(spec, lambda _, __, value: RMSNorm if value is WrappedTorchNorm else value)
 
 

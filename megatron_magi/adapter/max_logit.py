@@ -53,7 +53,7 @@ def check_clip_layout(config: Any) -> None:
         config: of a model, or Megatron's arguments.
 
     Raises:
-        NotImplementedError: ``qk_clip`` beside tensor parallelism.
+        NotImplementedError: ``qk_clip`` with tensor parallelism.
     """
     tp_size = config.tensor_model_parallel_size
     if getattr(config, "qk_clip", False) and tp_size > 1:

@@ -44,7 +44,7 @@ ROTARY_OF: dict[type, Any] = {
 
 
 def prepare_mla_layers(chunk: torch.nn.Module) -> None:
-    """Let every MLA layer of a model chunk take our batches; a prepared one stays as it is.
+    """Let every MLA layer of a model chunk take magi's batches; a prepared one stays as it is.
 
     Raises:
         NotImplementedError: a setting or rotary embedding that cannot follow the plan.

@@ -2,10 +2,10 @@
 
 Every depth of multi-token prediction shifts token ids, positions, labels and loss mask by one
 token. Megatron's `roll_tensor` takes the neighbour in memory, or exchanges the ends of two mirrored
-pieces with the neighbouring ranks; after our dispatch neither is the next token. `install_mtp`
+pieces with the neighbouring ranks; after magi's dispatch neither is the next token. `install_mtp`
 replaces it by a shift that follows the plan. Three of Megatron's numbers also depend on how many
-counted tokens a rank holds; our shift returns the sum over all context-parallel ranks, so that they
-equal those of a run on one rank:
+counted tokens a rank holds; magi's shift returns the sum over all CP ranks, so that they equal
+those of a run on one rank:
 
 - the loss of a depth is divided by its own counted tokens and multiplied by those of
   the main loss, both of one rank;
@@ -44,7 +44,7 @@ class _LastCount:
 
 
 def install_mtp() -> None:
-    """Make Megatron's multi-token prediction follow our plans; `attach` calls it.
+    """Make Megatron's multi-token prediction follow magi's plans; `attach` calls it.
 
     Batches without `MagiPackedSeqParams` use the stock functions. A second call changes nothing.
     """
@@ -98,7 +98,7 @@ def check_hidden_state_mixing(config: Any) -> None:
         config: of a model, or Megatron's arguments.
 
     Raises:
-        NotImplementedError: ``mtp_hsm`` beside context or sequence parallelism.
+        NotImplementedError: ``mtp_hsm`` with context or sequence parallelism.
     """
     spread = config.context_parallel_size > 1 or config.sequence_parallel
     if getattr(config, "mtp_hsm", False) and spread:
@@ -205,9 +205,9 @@ def _scaled_by_count(
 
     With a per-token loss Megatron computes ``factor * loss * rank's main count / rank's count of
     the depth``, and otherwise ``factor * loss / count of the depth``. The depth's count comes from
-    our shift, over all ranks. If the factor holds the main count, also over all ranks, the second
-    formula gives what the first would give on one rank. (A later correction of the first formula
-    would not do: a rank's main count may be 0 while it holds tokens that count at a depth.)
+    magi's shift, over all ranks. If the factor holds the main count, also over all ranks, the
+    second formula gives what the first would give on one rank. (A later correction of the first
+    formula would not do: a rank's main count may be 0 while it holds tokens that count at a depth.)
     """
     counted = next_tokens(loss_mask, packed) if derived else loss_mask
     ours = copy.copy(config)

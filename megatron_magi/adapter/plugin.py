@@ -1,4 +1,4 @@
-"""Activation: prepare a built model, check that our attention runs, and print one line."""
+"""Activation: prepare a built model, check that magi's attention runs, and print one line."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ ATTENTION_KINDS = ("*", "+")
 
 
 def attach(model: Any, magi_config: MagiConfig | None = None, seq_length: int | None = None) -> str:
-    """Prepare a GPTModel (or a list of model chunks, DDP-wrapped or not) for our batches.
+    """Prepare a GPTModel (or a list of model chunks, DDP-wrapped or not) for magi's batches.
 
     It replaces rotary embeddings by ones that follow the plan's positions, checks the loss settings
-    and that every self-attention runs our core attention, and prints one start-up line on rank 0:
+    and that every self-attention runs magi's core attention, and prints one line on rank 0:
     kernel backend, transport, cp size, chunk and balance (of a causal stream of seq_length tokens;
     default: the model's max_sequence_length). From then on the model refuses rows that were not
     dispatched by the plan that comes with them. All ranks of one model must call it, because it
@@ -124,7 +124,7 @@ def _check_state_layers(chunk: Any, config: Any) -> None:
 
 
 def assert_active(model: Any) -> None:
-    """Raise RuntimeError (one line) unless every self-attention layer runs our core attention."""
+    """Raise RuntimeError (one line) unless every self-attention layer runs magi's."""
     others = []
     for chunk in model_chunks(model):
         found = 0

@@ -130,10 +130,10 @@ def rotary_of_rows(stock: Any) -> Any:
 
 
 def following_rows(stock: Any, kinds: dict[type, Any], required: str) -> Any:
-    """One of our kinds with the frequencies of ``stock``, which stays as it is if it is ours.
+    """One of magi's kinds with the frequencies of ``stock``, which stays as it is if it is ours.
 
     Args:
-        kinds: our class for each of Megatron's.
+        kinds: magi's class for each of Megatron's.
         required: the beginning of the error.
 
     Raises:

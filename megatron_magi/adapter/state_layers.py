@@ -1,4 +1,4 @@
-"""Layers that carry a state along the sequence (Mamba, gated delta net), on rows of our plans.
+"""Layers that carry a state along the sequence (Mamba, gated delta net), on rows of magi's plans.
 
 Megatron exchanges the rows of such a layer for heads: every context-parallel rank then computes all
 rows of its share of the heads. The rows arrive in the order of the ranks, and Megatron reorders
@@ -78,9 +78,9 @@ def attach_state_layers(chunk: Any) -> None:
 
 
 def install_state_layers() -> None:
-    """Make Megatron's exchange of rows for heads follow our plans.
+    """Make Megatron's exchange of rows for heads follow magi's plans.
 
-    Calls without our packed parameters use the stock functions. A second call changes nothing.
+    Calls without magi's packed parameters use the stock functions. A second call changes nothing.
     """
     _replace(mamba_context_parallel, "_undo_attention_load_balancing", _to_stream)
     _replace(mamba_context_parallel, "_redo_attention_load_balancing", _to_ranks)

@@ -53,7 +53,7 @@ class StreamRows:
 
 @dataclass
 class StreamParams(PackedSeqParams):  # type: ignore[misc]
-    """The stock packed format ('thd') of the stream, with the order of our layout.
+    """The stock packed format ('thd') of the stream, with the order of magi's layout.
 
     Padding is a document of its own, which comes last; documents without a row are left out.
     """

@@ -31,7 +31,7 @@ FIELDS = {
         "dataloader_type": "dataloader_type",
     },
 }
-"""Parts of the settings beside the model: {its field: Megatron's argument}."""
+"""Parts of the settings besides the model: {its field: Megatron's argument}."""
 
 MODEL_FIELDS = {
     "num_moe_experts": "num_experts",

@@ -68,7 +68,7 @@ def _of_bridge(config: Any) -> Iterator[str]:
     if getattr(getattr(config, "inprocess_restart", None), "enabled", False):
         yield (
             "use_magi requires a job without in-process restart, got True "
-            "(inprocess_restart.enabled): our groups are ended by hooks in megatron.training, "
+            "(inprocess_restart.enabled): magi's groups are ended by hooks in megatron.training, "
             "which Bridge does not call; set it to False"
         )
     eval_size = getattr(config.dist, "eval_context_parallel_size", None)

@@ -14,7 +14,7 @@ _used: list[str] = []
 
 
 def use_magi(config: Any, *, mask: str | None = None, **magi_options: Any) -> None:
-    """Let Bridge's `pretrain(config, forward_step)` and `finetune` train with our attention.
+    """Let Bridge's `pretrain(config, forward_step)` and `finetune` train with magi's attention.
 
     The recipe stays as it is, with any `context_parallel_size`. What would not work is refused
     before anything is built. The loss per token is set, and the average of gradients in collectives

@@ -18,7 +18,7 @@ class PlainReport:
     """Fixed thresholds, no noise run."""
 
     runs: list[Comparison]
-    """First the baseline beside itself, then the runs."""
+    """First the baseline against itself, then the runs."""
     controls: list[Comparison]
 
     @property
@@ -157,7 +157,7 @@ def _ratio(run: RunCurves, baseline: RunCurves) -> float | None:
 
 @dataclass(frozen=True)
 class NoiseReport:
-    """Runs that should pass, and controls that should not, beside baseline and noise runs."""
+    """Runs that should pass, and controls that should not, with baseline and noise runs."""
 
     floor: NoiseFloor
     runs: list[Judged]

@@ -96,7 +96,7 @@ def layer_choice(checks: list[Check]) -> tuple[str, str]:
     found = {c.name for c in checks if c.status == "ok"}
     if "transformer-engine" in found:
         return "transformer_engine", (
-            "TransformerEngine's norms and linear layers, our core attention in place of its own"
+            "TransformerEngine's norms and linear layers, magi's core attention in place of its own"
         )
     norms = (
         "apex's norms" if "apex" in found else "torch's norms (magi's under sequence parallelism)"
@@ -125,7 +125,7 @@ def kernel_choice(checks: list[Check]) -> tuple[str, str]:
     library = next(c for c in checks if c.name == "CUDA library")
     reasons = {
         "cuda": f"the Hopper kernel, because the GPU is {capability}; library: {library.found}",
-        "fa4": f"FlashAttention-4 with our masks, because the GPU is {capability}",
+        "fa4": f"FlashAttention-4 with magi's masks, because the GPU is {capability}",
         "flex": f"torch FlexAttention, because the GPU is {capability} and magi needs sm_90",
         "reference": "blockwise PyTorch",
     }

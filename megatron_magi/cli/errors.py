@@ -20,7 +20,7 @@ def run_cli(program: Callable[[], int | None]) -> int:
     """The program's exit code; 2 and one line where its input or this machine stops it.
 
     Every command and script runs in here, so that an error that nothing else explains still ends
-    with one line. Exceptions that are not named below are our mistakes and keep their traceback.
+    with one line. Exceptions that are not named below are bugs and keep their traceback.
     """
     try:
         return _written(program)

@@ -175,7 +175,7 @@ class LayoutJob:
 
 
 def _tokens_that_fit(model: Model, heads: HeadShape, options: argparse.Namespace) -> float:
-    """Tokens of a microbatch whose activations fit beside weights and optimizer, on one rank.
+    """Tokens of a microbatch whose activations fit next to weights and optimizer, on one rank.
 
     A pipeline's first stage holds as many microbatches as there are stages, so that they need the
     room of all layers.

@@ -24,7 +24,7 @@ OF_A_RULE = {
     "block_tokens": ("block_window", "total"),
     "mask": (),
 }
-"""Options that are a whole rule, and those that may stand beside each."""
+"""Options that are a whole rule, and those that each may be combined with."""
 
 
 def add_shape_options(group: argparse._ArgumentGroup) -> None:

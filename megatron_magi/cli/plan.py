@@ -87,7 +87,7 @@ def _check_report(plan: AttnPlan) -> None:
 
 
 def make_layouts(given: PlanInput, plan: AttnPlan) -> Layouts:
-    """Our plan beside the usual layouts of the same mask."""
+    """The plan and the usual layouts of the same mask."""
     from megatron_magi.viz.plan_facts import compare_layouts, zigzag_layout
 
     usual = zigzag_layout(given.mask.total_seqlen_q, given.cp_size)
@@ -95,7 +95,7 @@ def make_layouts(given: PlanInput, plan: AttnPlan) -> Layouts:
 
 
 def make_plan(given: PlanInput, **layout: Any) -> AttnPlan:
-    """The plan of the input, on a token layout of our choice or on this one."""
+    """The plan of the input, on a token layout that it chooses or on this one."""
     from megatron_magi.core.plan import make_attn_plan
 
     if not layout:

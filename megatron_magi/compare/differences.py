@@ -69,7 +69,7 @@ class Gates:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run beside its baseline."""
+    """A run compared with its baseline."""
 
     run: RunCurves
     loss_difference: Curve

@@ -1,4 +1,4 @@
-"""A baseline that is the mean of several runs, and whose noise is each of them beside the others.
+"""A baseline that is the mean of several runs, and whose noise is each of them against the others.
 
 A run's difference to the mean of n - 1 others has n / (n - 1) times a run's variance, and that of
 another run to the mean of all n has (n + 1) / n times. So with three runs the noise is measured

@@ -76,7 +76,7 @@ def find_documents(
     Raises:
         TypeError: something else than tensors of integers, such as a mask of floats that are added.
         ValueError: shapes that do not fit the batch, prefix sums that do not end at B * S, padding
-            between tokens, or numbers in it beside 0 and 1.
+            between tokens, or numbers in it other than 0 and 1.
 
     Cost: tensors of a GPU are copied to the host, which waits for them.
     """

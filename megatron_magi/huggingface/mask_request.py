@@ -90,7 +90,7 @@ def request_mask(
     """Transformers' mask function for ``attn_implementation="magi"``.
 
     Raises:
-        NotImplementedError: keys of a cache beside those of the batch, or another mask than causal
+        NotImplementedError: keys of a cache in addition to the batch's, or another mask than causal
             documents and windows.
         ValueError: a padding mask of another length.
     """

@@ -1,4 +1,4 @@
-"""Putting our attention into Transformers under a name."""
+"""Putting magi's attention into Transformers under a name."""
 
 from __future__ import annotations
 

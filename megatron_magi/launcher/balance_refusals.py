@@ -1,7 +1,7 @@
 """Rejects jobs that --magi-balance-step does not support, in the launcher and in `check`.
 
 Megatron's own balancing of samples (dynamic and hybrid context parallelism) and reinforcement
-learning are refused with our switch already.
+learning are refused with magi's switch already.
 """
 
 from __future__ import annotations

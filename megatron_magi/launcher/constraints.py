@@ -69,7 +69,7 @@ _OFF = (False, None, 0)
 REFUSALS = (
     Refusal("attention_dropout", (0.0, 0), "set --attention-dropout 0"),
     Refusal(
-        "hybrid_context_parallel", _OFF, "leave it out: our plan balances documents over the ranks"
+        "hybrid_context_parallel", _OFF, "leave it out: the plan balances documents over the ranks"
     ),
     Refusal("dynamic_context_parallel", _OFF, "leave it out"),
     Refusal(
@@ -119,7 +119,7 @@ def refusals(
 
     Args:
         args: Megatron's arguments as they were parsed, before `validate_args`.
-        magi: our own settings; default `MagiConfig()`.
+        magi: magi's own settings; default `MagiConfig()`.
         mask_name: the value of --magi-mask.
         balance_step: whether --magi-balance-step is given.
         here: whether the job runs on this machine; else the rules about the machine are left out.
@@ -288,4 +288,4 @@ RULES: tuple[Rule, ...] = (
     _chunks,
     _transport_of_restarts,
 )
-"""Settings that are refused beside others."""
+"""Settings that are refused together with others."""

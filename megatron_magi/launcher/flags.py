@@ -68,8 +68,8 @@ def take_flags(argv: Sequence[str]) -> tuple[LauncherOptions | None, list[str]]:
 
     The last value of a flag counts, so a job's `magi` is switched off by another one behind it.
 
-    A misspelt backend, flag or value ends the process with argparse's one line, as does one of our
-    flags without the switch.
+    A misspelt backend, flag or value ends the process with argparse's one line, as does a flag of
+    magi without the switch.
     """
     parser = flag_parser()
     known, rest = parser.parse_known_args(list(argv))
@@ -106,7 +106,7 @@ def _refuse_misspelt(parser: argparse.ArgumentParser, rest: list[str]) -> None:
 
 
 def flag_parser() -> argparse.ArgumentParser:
-    """A parser of our flags alone."""
+    """A parser of magi's flags alone."""
     parser = argparse.ArgumentParser(
         prog="megatron_magi", add_help=False, allow_abbrev=False, argument_default=None
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def install() -> None:
-    """Expand recipes in `sys.argv`, take our flags out of it, and hook this process's Megatron.
+    """Expand recipes in `sys.argv`, take magi's flags out of it, and hook this process's Megatron.
 
     A pretrain script calls it before it parses arguments; `megatron_magi.run` does it for a script
     that does not. Without `--attention-backend magi` Megatron is left alone, except that a machine

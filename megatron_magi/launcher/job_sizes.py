@@ -130,5 +130,5 @@ class ModelSizes:
         if name == "kv_channels" and value is None:
             return self._args.hidden_size // self._args.num_attention_heads
         if name == "num_query_groups" and not getattr(self._args, "group_query_attention", True):
-            return None  # Megatron's default is 1, and counts beside that flag alone
+            return None  # Megatron's default is 1, and counts only with that flag
         return value

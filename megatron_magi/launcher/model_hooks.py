@@ -1,4 +1,4 @@
-"""Models that Megatron builds: our core attention inside, our plan in every forward."""
+"""Models that Megatron builds: magi's core attention inside, magi's plan in every forward."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def build_with_magi(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def keep_forward(original: Callable[..., Any], launch: LauncherState) -> Callable[..., Any]:
-    """`GPTModel.forward` stays; the table checks the arguments that our pre-hook reads."""
+    """`GPTModel.forward` stays; the table checks the arguments that magi's pre-hook reads."""
     return original
 
 
@@ -150,7 +150,7 @@ def _plan_of(launch: LauncherState, model: Any, given: dict[str, Any]) -> MagiPa
         return packed
     if any(getattr(model, stage) for stage, _ in stages):
         raise ValueError(
-            "with --attention-backend magi the model takes rows that our batch hook dispatched, "
+            "with --attention-backend magi the model takes rows that magi's batch hook dispatched, "
             "got tokens or labels without a plan; slice batches by Megatron's own "
             "get_batch_on_this_cp_rank, which the hook replaces, or call dispatch_batch yourself"
         )

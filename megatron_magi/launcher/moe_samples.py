@@ -1,7 +1,7 @@
 """The sequence-wise auxiliary loss of MoE routers where a microbatch has several samples.
 
 Megatron balances the experts of every sample by itself, and finds a sample's rows by their place:
-row r of sample b is logits[r, b]. With our switch the samples are one stream, whose rows lie where
+row r of sample b is logits[r, b]. Under the flag the samples are one stream, whose rows lie where
 the plan put them. So every row's sample comes with its plan, and a router's scores and choices are
 spread over one column of experts for each sample, as Megatron has them.
 """

@@ -11,11 +11,11 @@ from megatron_magi.adapter.layer_spec import with_own_norms
 from megatron_magi.adapter.rms_norm import LocalNorm
 
 HAS_FUSED_NORMS = transformer_block.LayerNormImpl is not WrappedTorchNorm
-"""True if TransformerEngine or apex is installed; read before our hook replaces the name."""
+"""True if TransformerEngine or apex is installed; read before magi's hook replaces the name."""
 
 
 def own_norms(spec: Any, config: Any) -> Any:
-    """The spec with our RMSNorm for torch's under sequence parallelism, else unchanged.
+    """The spec with magi's RMSNorm for torch's under sequence parallelism, else unchanged.
 
     Raises:
         NotImplementedError: a LayerNorm, which has no replacement here.

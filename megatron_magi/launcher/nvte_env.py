@@ -16,7 +16,7 @@ def is_deterministic() -> bool:
 def forget_backends() -> list[str]:
     """Unset variables that choose a backend, and return their names.
 
-    Megatron stops if they choose one and its own flag, which was our switch, chooses none.
+    Megatron stops if they choose one and its own flag, which was magi's switch, chooses none.
     """
     given = [name for name in BACKENDS if os.environ.get(name, "1") != "1"]
     for name in given:

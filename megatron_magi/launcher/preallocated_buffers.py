@@ -1,6 +1,6 @@
 """Sizes Megatron's preallocated buffers (TP overlap, CUDA graphs, YaRN) for the padded length.
 
-Megatron computes them as sequence length times samples over context-parallel ranks. With our switch
+Megatron computes them as sequence length times samples over context-parallel ranks. Under the flag
 the samples of a microbatch are one stream, which the plan may have padded.
 """
 

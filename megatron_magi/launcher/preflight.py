@@ -38,7 +38,7 @@ class JobRejected(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """A command line with our switch, read by both parsers."""
+    """A command line with magi's switch, read by both parsers."""
 
     args: Any
     """Megatron's arguments, before `validate_args`."""
@@ -98,7 +98,7 @@ def read_job(flags: Sequence[str], script: str = "") -> Job:
         script: The script's source; a flag that it names is one that it adds itself.
 
     Raises:
-        JobRejected: our own flags are wrong, or none of them switches magi on.
+        JobRejected: magi's own flags are wrong, or none of them switches magi on.
     """
     said = io.StringIO()
     try:
@@ -179,8 +179,8 @@ def _world(job: Job, gpus: int) -> list[str]:
 
 
 def _megatrons_own(job: Job, gpus: int, here: bool) -> list[str]:
-    """Megatron's first error in `validate_args` after our settings, as the launcher calls it, or in
-    what is built from the flags after it; it reads the environment too. The model's config also
+    """Megatron's first error in `validate_args` after magi's settings, as the launcher calls it, or
+    in what is built from the flags after it; it reads the environment too. The model's config also
     asks what is installed, so that it is made on the job's own machine alone."""
     try:
         with _silence():

@@ -1,8 +1,8 @@
 """`--inprocess-restart`: Megatron trains again in the same processes after a rank has failed.
 
 nvidia_resiliency_ext aborts and destroys the job's process groups, has Megatron destroy its state,
-and calls `pretrain` again. Groups of our own are unknown to it, and end here. Two places of
-Megatron without which no second `pretrain` starts, with or without our flag, are put right as well.
+and calls `pretrain` again. magi's own groups are unknown to it, and end here. Two places of
+Megatron without which no second `pretrain` starts, with or without the flag, are fixed too.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def _counted(loss_function: Callable[..., Any], output: Any, **kwargs: Any) -> A
 
 @hook
 def wrap_train_step(launch: LauncherState, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """For `train_step`: adds our figures to its losses, which Megatron logs by name."""
+    """For `train_step`: adds magi's figures to its losses, which Megatron logs by name."""
     launch.take_stats()
     losses, *rest = original(*args, **kwargs)
     if losses:

@@ -1,4 +1,4 @@
-"""Megatron's arguments under our switch: what a plan needs is set, and it is said."""
+"""Megatron's arguments under magi's switch: what a plan needs is set, and it is said."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from megatron_magi.launcher.session import LauncherState, hook
 def wrap_validate_args(
     launch: LauncherState, original: Any, args: Any, *rest: Any, **kwargs: Any
 ) -> Any:
-    """For `validate_args`: our refusals come first, then our settings, then Megatron's checks."""
+    """For `validate_args`: magi's refusals come first, then its settings, then Megatron's own."""
     options = launch.options
     refuse_arguments(args, options.config, options.mask_name, options.balance_step)
     said = change_settings(args)
@@ -36,7 +36,7 @@ def wrap_validate_args(
 
 
 def change_settings(args: Any) -> list[str]:
-    """Set what our plan needs, and return one line for everything that a user may want to know."""
+    """Set what magi's plan needs, and return a line for everything that a user may want to know."""
     said = []
     if args.create_attention_mask_in_dataloader:
         args.create_attention_mask_in_dataloader = False
@@ -82,7 +82,7 @@ def _let_eager_layers_take_shares(args: Any) -> Iterator[str]:
 
 
 def take_settings(launch: LauncherState, args: Any) -> None:
-    """Let our own settings follow the job's: a deterministic one is about attention too."""
+    """Let magi's own settings follow the job's: a deterministic one is about attention too."""
     if getattr(args, "inprocess_restart", False):
         _replace_config(launch, transport="all_to_all")
     if _is_deterministic(args):

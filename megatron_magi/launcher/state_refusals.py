@@ -10,7 +10,7 @@ from megatron_magi.adapter.state_settings import DELTA_NET, MAMBA, wrong_state_s
 from megatron_magi.config import MagiConfig
 
 OTHER_LAYERS = {"D": "sparse attention"}
-"""Symbols of a hybrid layer pattern that our rows do not suit."""
+"""Symbols of a hybrid layer pattern that magi's rows do not suit."""
 
 PATTERNS = ("hybrid_layer_pattern", "hybrid_override_pattern")
 """Arguments that may hold the pattern, by version."""

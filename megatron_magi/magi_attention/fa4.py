@@ -43,7 +43,7 @@ class FA4AttnArg:
     headdim: int | None = None
     """Chooses tiles there; without effect here."""
     slices: Tensor = field(init=False, repr=False)
-    """The mask as our kernels take it."""
+    """The mask as magi's kernels take it."""
 
     def __post_init__(self) -> None:
         name, remedy = "attn_type_map", "pass a code from 0 to 3 for each range"

@@ -51,7 +51,7 @@ def infer_attn_mask_from_sliding_window(
     Args:
         q_range, k_range: the document's queries and keys. The last query sees the last key; with
             more queries than keys the first ones see nothing.
-        window_size: (left, right) keys beside the diagonal; -1, or the number of keys - 1 and
+        window_size: (left, right) keys next to the diagonal; -1, or the number of keys - 1 and
             more, for no limit.
 
     Raises:

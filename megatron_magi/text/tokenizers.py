@@ -94,7 +94,7 @@ class Llama3Tokenizer:
 
 
 class FolderTokenizer:
-    """A HuggingFace tokenizer.json; EOD is what the files beside it call EOS. No download.
+    """A HuggingFace tokenizer.json; EOD is what the files next to it call EOS. No download.
 
     Raises:
         ValueError: the package tokenizers or a file is missing, or EOD is unknown or plain text.

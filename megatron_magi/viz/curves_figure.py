@@ -1,4 +1,4 @@
-"""Loss curves of runs, their differences from the baseline beside those of rounding, and speed."""
+"""Loss curves of runs, their differences from the baseline, those of rounding, and speed."""
 
 from __future__ import annotations
 

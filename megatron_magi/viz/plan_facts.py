@@ -57,7 +57,7 @@ Layouts = dict[str, LayoutFacts | None]
 
 
 def compare_layouts(plan: AttnPlan, per_sequence: AttnPlan) -> Layouts:
-    """Our plan beside both zigzags.
+    """The plan and both zigzags.
 
     Args:
         per_sequence: the same mask planned on ``zigzag_layout``.

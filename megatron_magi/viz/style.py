@@ -90,10 +90,10 @@ def rank_ticks(axes: Any, cp_size: int, which: str) -> None:
 
 
 def short(number: float, most: float = 0) -> str:
-    """0, 640, 4,096; 1.5K, 32K, 3M: tokens and rows, in steps of 1024 beside large ones.
+    """0, 640, 4,096; 1.5K, 32K, 3M: tokens and rows, in steps of 1024 next to large ones.
 
     Args:
-        most: the largest number beside it, such as the end of its axis.
+        most: the largest number next to it, such as the end of its axis.
     """
     is_large = round(max(number, most)) >= SHORTENED_FROM
     for unit, size in (("M", 2**20), ("K", 2**10)):

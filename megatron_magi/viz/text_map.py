@@ -48,7 +48,7 @@ def _owners(layout: LayoutFacts, queries: list[int]) -> list[int]:
 
 
 def side_by_side(layouts: Layouts, rows: int = 28, columns: int = 48) -> str:
-    """Several layouts of one mask beside each other, each under its name and balance."""
+    """Several layouts of one mask side by side, each under its name and balance."""
     blocks, above = [], []
     for name, layout in layouts.items():
         if layout is None:

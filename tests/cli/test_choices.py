@@ -27,13 +27,13 @@ def test_layers_without_transformer_engine() -> None:
 @pytest.mark.parametrize("apex", [False, True])
 def test_layers_with_transformer_engine(apex: bool) -> None:
     name, why = doctor.layer_choice(checks(engine=True, apex=apex))
-    assert name == "transformer_engine" and "our core attention" in why
+    assert name == "transformer_engine" and "magi's core attention" in why
 
 
 @pytest.mark.parametrize(
     "capability, name, why",
     [((9, 0), "cuda", "the Hopper kernel, because the GPU is sm_90; library: built, lib.so"),
-     ((10, 0), "fa4", "FlashAttention-4 with our masks, because the GPU is sm_100"),
+     ((10, 0), "fa4", "FlashAttention-4 with magi's masks, because the GPU is sm_100"),
      ((8, 0), "flex", "torch FlexAttention, because the GPU is sm_80 and magi needs sm_90")],
 )  # fmt: skip
 def test_kernel_and_transport_of_a_gpu(

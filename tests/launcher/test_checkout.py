@@ -330,7 +330,7 @@ def test_a_moved_boundary_ends_with_its_name(documents: dict[str, Any]) -> None:
 
 
 def test_a_bypassed_batch_hook_ends_with_its_name(more: dict[str, Any]) -> None:
-    assert "the model takes rows that our batch hook dispatched" in error_of(more, "bypassed")
+    assert "the model takes rows that magi's batch hook dispatched" in error_of(more, "bypassed")
 
 
 @pytest.mark.parametrize("name", ["ours in ours", "stock in ours", "ours in stock"])

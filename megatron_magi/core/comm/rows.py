@@ -1,4 +1,4 @@
-"""Moving and adding rows: one pass of our CUDA kernels if they are loaded, otherwise PyTorch.
+"""Moving and adding rows: one pass of magi's CUDA kernels if they are loaded, otherwise PyTorch.
 
 Both give equal bits, because they sum in the accumulation dtype and in the same order.
 """

@@ -1,4 +1,4 @@
-"""A stream with priority beside the one that a caller works on."""
+"""A stream with priority over the one that a caller works on."""
 
 from __future__ import annotations
 

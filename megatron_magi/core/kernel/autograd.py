@@ -1,4 +1,4 @@
-"""How our calls behave under tracing and differentiation, and what they refuse."""
+"""How magi's calls behave under tracing and differentiation, and what they refuse."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """FlashAttention-4 (the package flash-attn-4) behind the AttnBackend protocol, for GPUs without
-kernels of our own, above all Blackwell.
+kernels of magi's own, above all Blackwell.
 
 ``flash4_mask`` says which cells are visible. A table with many slices a row is computed in the
 parts that ``slice_parts`` makes. Shapes: T query tokens, S key tokens, H query heads, G key/value

@@ -1,4 +1,4 @@
-"""Slices prepared for the kernels: values on the host, with device data cached beside them."""
+"""Slices prepared for the kernels: values on the host, with their device data cached."""
 
 from __future__ import annotations
 

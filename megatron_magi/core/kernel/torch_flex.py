@@ -1,8 +1,8 @@
-"""PyTorch's FlexAttention behind the AttnBackend protocol, for GPUs without our own kernels.
+"""PyTorch's FlexAttention behind the AttnBackend protocol, for GPUs without kernels of magi's own.
 
 ``flex_mask`` makes its block mask. A table with many slices a row is computed in the parts that
 ``slice_parts`` makes. This backend is slower than the CUDA backend. It runs if it is chosen
-explicitly, if the GPU is not a Hopper, or if heads are too wide for our kernels.
+explicitly, if the GPU is not a Hopper, or if heads are too wide for magi's kernels.
 ``select_backend`` logs the choice.
 Shapes: T query tokens, S key tokens, H query heads, G key/value heads, D head_dim of queries
 and keys, E of values.
@@ -157,7 +157,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any
                     raise
                 raise NotImplementedError(
                     f"FlexAttention is compiled for at most {MOST_SHAPES} shapes, got one more; "
-                    f"use fewer lengths of sequences, or a GPU that has our own kernels"
+                    f"use fewer lengths of sequences, or a GPU that has magi's own kernels"
                 ) from error
 
     return call

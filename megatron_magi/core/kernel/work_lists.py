@@ -1,4 +1,4 @@
-"""Building work lists before the first call, if our kernels will run it."""
+"""Building work lists before the first call, if magi's kernels will run it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_work_lists(
 
 
 def _is_chosen(heads: HeadShape, config: MagiConfig, device: torch.device) -> bool:
-    """True if our kernels will compute calls with these heads; elements of two bytes count as
+    """True if magi's kernels will compute calls with these heads; elements of two bytes count as
     bf16."""
     dtype = torch.bfloat16 if heads.bytes_per_element == 2 else torch.float32
     chosen = choose_backend_name(device, dtype) == "cuda"

@@ -68,7 +68,7 @@ class PreparedQueries:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PreparedPlan:
-    """A rank's view of a plan on one device: all that a call needs beside its tensors."""
+    """A rank's view of a plan on one device: all that a call needs besides its tensors."""
 
     view: RankPlan
     device: torch.device

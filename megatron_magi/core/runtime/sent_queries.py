@@ -2,7 +2,7 @@
 
 The forward sends queries and merges the (out, lse) that return. The backward sends them again with
 dout, lse and delta, and adds the dq that returns; dk and dv are of rows that their rank owns. These
-exchanges are all-to-alls of torch.distributed, beside any transport of keys.
+exchanges are all-to-alls of torch.distributed, independent of the transport of keys.
 
 T local queries, N queries that arrive, S local keys, H query heads, G key/value heads, D head_dim
 of queries and keys, E of values.

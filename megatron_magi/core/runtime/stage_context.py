@@ -28,7 +28,7 @@ class Qkv(NamedTuple):
 
 
 class OutGrads(NamedTuple):
-    """What a backward starts from."""
+    """Gradients that a backward starts from."""
 
     dout: Tensor
     """[T, H, E] gradient of out."""

@@ -119,14 +119,14 @@ class _Backward:
 
 
 MOST_HEAD_BYTES = 12 << 20
-"""Bytes of one query head's q, dout and dq, 2 + 2 + 4 an element, up to which stages run beside
-each other. With more, blocks of the two kernels drift apart and share less of the L2: on one H100
+"""Bytes of one query head's q, dout and dq, 2 + 2 + 4 an element, up to which stages run
+together. With more, blocks of the two kernels drift apart and share less of the L2: on one H100
 without exchanges, head_dim 128, the slowest of four ranks took 0.96 to 1.06 times as long at 8K
 rows, 1.00 to 1.22 at 16K and 1.05 to 1.34 at 32K (record rank_times_h100_2026-11-27)."""
 
 
 def _may_run_ahead(work: StageContext, q: Tensor, v: Tensor) -> bool:
-    """True if the stages on received keys may run beside the one on own keys, with priority.
+    """True if the stages on received keys may run together with the one on own keys, with priority.
 
     Their blocks then fill the GPU at the end of one kernel and at the start of the next one, and
     the stage on own keys fills the time until rows arrive. Both kernels add to dq at the same time,

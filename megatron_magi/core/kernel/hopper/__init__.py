@@ -1,4 +1,4 @@
-"""Attention by our CUDA kernels for Hopper (sm_90a)."""
+"""Attention by magi's CUDA kernels for Hopper (sm_90a)."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def tile_counter(device: torch.device, stream: int, captured: bool = False) -> T
         return torch.zeros(2, dtype=torch.int32, device=device)
     found = _counters.get((device.index, stream))
     if found is None:
-        # Copied from the host, not filled on the device: initcheck, which is restricted to our
+        # Copied from the host, not filled on the device: initcheck, which is restricted to magi's
         # kernels, would not see a fill kernel, but it sees copies.
         with torch.inference_mode(False):
             made = torch.zeros(2, dtype=torch.int32, device="cpu").to(device)

@@ -1,6 +1,6 @@
 """The CPU group over which ranks gather each other's signatures, and how it ends.
 
-It is a gloo group of our own, because the job's group may use NCCL, which would queue these small
+It is magi's own gloo group, because the job's group may use NCCL, which would queue these small
 messages behind large ones on the device. The group's threads outlive a call. This module keeps
 references to what they hold (buffers, unfinished work) until the group has ended. A thread that
 dropped the last reference to a Python tensor would need the interpreter, and would abort the
