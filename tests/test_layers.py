@@ -171,14 +171,14 @@ def test_torch_distributed_stays_in_comm_and_runtime() -> None:
 
 
 def test_the_environment_is_read_by_six_modules_only() -> None:
-    """Debugging, the build, torchrun's place, the warning about another system's variables, what a
-    job asks of the attention that this package replaces, and the variables of a recipe."""
+    """Debugging, the build, whether torch's compiler is off, the warning about another system's
+    variables, what a job asks of the attention that is replaced, and the variables of a recipe."""
     for path in PACKAGE.rglob("*.py"):
         if module_of(path) not in (
             "debug",
             "build",
             "recipe",
-            "training.process.processes",
+            "adapter.compat",
             "magi_attention.renamed",
             "launcher.nvte_env",
         ):

@@ -37,7 +37,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WarmRanks:
     begin, end = source.index("IMPORTS = ("), source.index('"""What a pretrain script')
     worker.write_text(f"{source[:begin]}IMPORTS = ()\n{source[end:]}")
     monkeypatch.setattr(warm_ranks, "WORKER", (str(worker),))
-    monkeypatch.setattr(warm_ranks, "AFTER_A_FAILURE_S", 0.5)
+    monkeypatch.setattr(warm_ranks, "AFTER_A_FAILURE_S", 3.0)
     (tmp_path / "a_case.py").write_text(CASE)
     return WarmRanks(tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path)}, ahead=3)
 
@@ -77,7 +77,7 @@ def test_jobs_of_several_threads_share_no_rank(pool: WarmRanks) -> None:
         assert not outcome.failed and outcome.output.count(f"['go', '{number}']") == 2
 
 
-@pytest.mark.parametrize(("word", "limit_s"), [("fail", 60), ("wait", 1.0)])
+@pytest.mark.parametrize(("word", "limit_s"), [("fail", 60), ("wait", 8.0)])
 def test_a_job_that_does_not_end_is_stopped(pool: WarmRanks, word: str, limit_s: float) -> None:
     started = time.monotonic()
     with pool:
