@@ -57,6 +57,7 @@ def main() -> int:
         figure = two_groups_figure(stock, magi, controls)
         save(figure, options.figure.with_suffix(""), (options.figure.suffix[1:] or "png",))
     lines, holds = report(stock, magi, options.steps)
+    lines.append(distances(stock, magi, max(options.steps)))
     print("\n".join([*lines, *seen(controls, stock, [*stock, *magi])]))
     return 0 if holds else 1
 
@@ -99,6 +100,18 @@ def seen(
         verdict = "caught" if t > limit else "not caught"
         lines.append(f"| {control.name} | {n} | {t:.1f} | {apart / inside:.1f} | {verdict} |")
     return lines
+
+
+def distances(stock: Sequence[RunCurves], magi: Sequence[RunCurves], steps: int) -> str:
+    """Mean distances between the groups and inside each, in one line."""
+    pairs = {
+        "between the groups": product(stock, magi),
+        "within stock": combinations(stock, 2),
+        "within magi": combinations(magi, 2),
+    }
+    means = {name: np.mean([distance(a, b, steps) for a, b in two]) for name, two in pairs.items()}
+    figures = ", ".join(f"{mean:.4%} {name}" for name, mean in means.items())
+    return f"Distances over {steps} steps: {figures}."
 
 
 def excess(stock: Sequence[RunCurves], magi: Sequence[RunCurves], steps: int) -> float:

@@ -47,6 +47,8 @@ def test_equal_programs_hold_and_a_shift_fails(
     stock, magi = runs(tmp_path, "stock", 0.0), runs(tmp_path, "magi", 0.0)
     code, said = judge(capsys, monkeypatch, stock, magi)
     assert code == 0 and said.count("| holds |") == 3, said
+    (line,) = [line for line in said.splitlines() if line.startswith("Distances over 60 steps")]
+    assert [word[-1] for word in line.split() if word[0] == "0"] == ["%"] * 3
     shifted = runs(tmp_path, "shifted", 5e-4)
     code, said = judge(capsys, monkeypatch, stock, shifted)
     assert code == 1 and said.count("| FAILS |") == 3, said
