@@ -200,7 +200,9 @@ def test_the_launcher_gives_the_plan_that_rows_carry() -> None:
 
 
 def test_the_launcher_refuses_rows_without_a_plan() -> None:
-    with pytest.raises(ValueError, match="takes rows that magi's batch hook dispatched, got tokens"):
+    with pytest.raises(
+        ValueError, match="takes rows that magi's batch hook dispatched, got tokens"
+    ):
         launched(Chunk(), input_ids=torch.zeros(1, 8))
     with pytest.raises(ValueError, match=r"labels must be rows .* got rows of another plan"):
         launched(Chunk(), input_ids=rows(plan()).tokens, labels=rows(plan(16), 16).labels)
