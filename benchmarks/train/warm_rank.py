@@ -40,6 +40,7 @@ def main(megatron: str) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     with contextlib.suppress(BrokenPipeError):
+        sys.stdout.reconfigure(line_buffering=True)  # a rank that is killed flushes nothing
         print(f"\n{READY}", flush=True)
     line = sys.stdin.readline()
     if not line:

@@ -215,8 +215,11 @@ def test_figures_are_in_the_log(results: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("bypassed", "ValueError: with --attention-backend magi the model takes rows that our"),
-        ("bypassed cp1", "ValueError: with --attention-backend magi the model takes rows that our"),
+        ("bypassed", "ValueError: with --attention-backend magi the model takes rows that magi's"),
+        (
+            "bypassed cp1",
+            "ValueError: with --attention-backend magi the model takes rows that magi's",
+        ),
         ("early", "AssertionError: __init__ was called while Megatron builds"),
         ("unattached", "RuntimeError: a model with MagiCoreAttention must be attached"),
         ("middle stage", "AgreementError: tensor- and pipeline-parallel ranks must plan the same"),

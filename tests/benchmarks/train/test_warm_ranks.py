@@ -77,7 +77,7 @@ def test_jobs_of_several_threads_share_no_rank(pool: WarmRanks) -> None:
         assert not outcome.failed and outcome.output.count(f"['go', '{number}']") == 2
 
 
-@pytest.mark.parametrize(("word", "limit_s"), [("fail", 60), ("wait", 8.0)])
+@pytest.mark.parametrize(("word", "limit_s"), [("fail", 60), ("wait", 4.0)])
 def test_a_job_that_does_not_end_is_stopped(pool: WarmRanks, word: str, limit_s: float) -> None:
     started = time.monotonic()
     with pool:
