@@ -28,7 +28,7 @@ job=(-m megatron_magi.run pretrain_gpt --recipe tiny_llama_cpu --train-iters 10 
   --data-path "$data" --data-cache-path "$runs/cache" --log-timers-to-tensorboard)
 magi=(--attention-backend magi --context-parallel-size 2)
 
-# Imports take most of a run's time, and one core; so what does not wait for another goes beside it.
+# Imports take most of a run's time, and one core; so what does not wait for another runs at the same time.
 declare -A started
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 start() { # NAME command...
@@ -52,7 +52,7 @@ train() { # PROCESSES NAME flag...
 }
 echo "== 2/5 baseline: Megatron's dense attention, context parallelism 1"
 train 1 dense
-echo "== 3/5 the same with ${magi[*]}, beside it"
+echo "== 3/5 the same with ${magi[*]}, at the same time"
 train 2 magi "${magi[@]}"
 start shares "$python" -m megatron_magi viz --data "$data" --seq-length 32768 --cp 4 --heads 32,8,64 \
   --only shares --out "$runs"

@@ -34,7 +34,7 @@ def carry_plan(rows: Tensor, packed: MagiPackedSeqParams) -> Tensor:
         `rows` itself.
 
     Raises:
-        TypeError: no tensor, or no plan of ours.
+        TypeError: no tensor, or no plan of magi's.
     """
     tensor(rows, "rows")
     instance(packed, MagiPackedSeqParams, "packed", "pass what dispatch_batch was given")

@@ -25,7 +25,7 @@ from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.rms_norm import RMSNorm
 
 REPLACEABLE = ("DotProductAttention", "TEDotProductAttention", "MagiCoreAttention")
-"""Core attentions that compute the same function as ours; any other kind is not replaced."""
+"""Core attentions that compute the same function as magi's; any other kind is not replaced."""
 
 OTHER_ATTENTION_FIELDS = ("dsa_layer",)
 """Fields of a hybrid stack's spec that stay as they are, because their attention is not softmax
@@ -53,7 +53,7 @@ class MagiSpecProvider:
         return MagiCoreAttention
 
     def layer_norm(self, rms_norm: bool = False, for_qk: bool = False, **kwargs: Any) -> Any:
-        """The fallback's norm, but ours for torch's RMSNorm, which refuses sequence parallelism."""
+        """The fallback's norm, but magi's for torch's, which refuses sequence parallelism."""
         norm = self.fallback.layer_norm(rms_norm=rms_norm, for_qk=for_qk, **kwargs)
         return RMSNorm if rms_norm and norm is WrappedTorchNorm else norm
 
@@ -63,7 +63,7 @@ class MagiSpecProvider:
 
 
 def with_magi_attention(spec: Any) -> Any:
-    """The same spec with every self-attention's core attention replaced by ours.
+    """The same spec with every self-attention's core attention replaced by magi's.
 
     Args:
         spec: ModuleSpec of a layer, TransformerBlockSubmodules, MTP block spec, functools.partial
@@ -105,7 +105,7 @@ def llama_layer_spec(
 ) -> TransformerBlockSubmodules:
     """Block spec of a pre-norm RMSNorm decoder for this pipeline stage, from Megatron's own layers.
 
-    All norms, the final one included, are ours, which work with sequence parallelism. Everything
+    All norms, the final one included, are magi's, which work with sequence parallelism. Everything
     else is Megatron's local implementation, dense or MoE (config.num_moe_experts, in every layer).
     attention="stock" keeps Megatron's layers and norms as they are, for the dense baseline.
     Use: `GPTModel(transformer_layer_spec=llama_layer_spec(config, vp_stage=i), vp_stage=i, ...)`.

@@ -57,7 +57,7 @@ def prepare_mla_layers(chunk: torch.nn.Module) -> None:
 
 def rotary_by_row(stock: Any) -> Any:
     """An embedding with the same frequencies and scaling that follows given positions; ``stock``
-    itself if it is ours.
+    itself if it is magi's.
 
     Raises:
         NotImplementedError: a rotary embedding that is neither RoPE nor YaRN.

@@ -130,7 +130,8 @@ def rotary_of_rows(stock: Any) -> Any:
 
 
 def following_rows(stock: Any, kinds: dict[type, Any], required: str) -> Any:
-    """One of magi's kinds with the frequencies of ``stock``, which stays as it is if it is ours.
+    """One of magi's kinds with the frequencies of ``stock``, which stays as it is if it has one of
+    them already.
 
     Args:
         kinds: magi's class for each of Megatron's.

@@ -145,20 +145,20 @@ def _measure(run: Path, baseline: Baseline, iteration: int) -> list[GradientErro
         found = [joined(pieces) for pieces in found]
     if len({len(pieces) for pieces in found}) > 1:
         found = [without_tied_output(pieces) for pieces in found]
-    ours, *others = map(_shapes, found)
+    of_run, *others = map(_shapes, found)
     for each, expected in zip(baseline.runs, others, strict=True):
-        if ours != expected:
-            other = sorted(n for n in ours | expected if ours.get(n) != expected.get(n))
+        if of_run != expected:
+            other = sorted(n for n in of_run | expected if of_run.get(n) != expected.get(n))
             raise RunError(
                 f"gradients to compare must be of one model, got another {other[0]} in iteration "
                 f"{iteration} of {run.name} than in {each.name}; train them with one recipe"
             )
     norms = partial(_norms, found)
     with ThreadPoolExecutor(THREADS) as pool:  # gigabytes; numpy releases the interpreter's lock
-        measured = list(pool.map(norms, ours))
+        measured = list(pool.map(norms, of_run))
     return [
         GradientError(iteration, n, *of, baseline.name)
-        for n, of in zip(ours, measured, strict=True)
+        for n, of in zip(of_run, measured, strict=True)
     ]
 
 
@@ -178,10 +178,10 @@ def _norms(found: list[Pieces], name: str) -> tuple[float, float, float]:
 
 def _squares(gradients: Sequence[Gradient]) -> Curve:
     squares = np.zeros(3)
-    for ours, *others in _blocks(*gradients):
-        theirs = np.mean(others, axis=0)
-        gap = ours - theirs
-        squares += [np.dot(ours, ours), np.dot(theirs, theirs), np.dot(gap, gap)]
+    for of_run, *others in _blocks(*gradients):
+        baseline = np.mean(others, axis=0)
+        gap = of_run - baseline
+        squares += [np.dot(of_run, of_run), np.dot(baseline, baseline), np.dot(gap, gap)]
     return squares
 
 

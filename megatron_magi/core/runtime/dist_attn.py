@@ -145,7 +145,7 @@ def _attend(
     inputs = qkv if sink_lse is None else (*qkv, sink_lse)
     refuse_tangents(*inputs)
     kind = "dist_attn" if max_logits is None else "dist_attn_and_max_logits"
-    comparison = compare(_call(kind, inputs, *numbers), plan, cp_group, q.device)
+    comparison = compare(_call(kind, qkv, sink_lse, *numbers), plan, cp_group, q.device)
     config = plan.config
     group = resolve_group(cp_group)
     ready = prepared_for(plan, group_rank(cp_group), q.device)
@@ -169,14 +169,15 @@ def _attend(
     return out, lse
 
 
-def _call(kind: str, inputs: tuple[Tensor, ...], scale: float, softcap: float) -> Call:
+def _call(kind: str, qkv: Qkv, sink_lse: Tensor | None, scale: float, softcap: float) -> Call:
     """The facts of a call that must be equal on every rank.
 
     Ranks with a backward would wait for one without, so the facts say if a gradient will be asked
     for. They say if sinks are for all tokens or per token, and not their values.
     """
-    _, k, v, *sinks = inputs
-    extra = int(will_backward(inputs)) | (sinks[0].ndim << 1 if sinks else 0)
+    _, k, v = qkv
+    needs = will_backward(qkv if sink_lse is None else (*qkv, sink_lse))
+    extra = int(needs) | (0 if sink_lse is None else sink_lse.ndim << 1)
     return Call(kind, (*k.shape[1:], v.shape[2]), k.dtype, scale, extra, softcap)
 
 

@@ -7,6 +7,7 @@ import megatron_magi as magi
 from megatron_magi import HeadShape, MagiConfig, masks
 from megatron_magi.core.plan import make_attn_plan
 from megatron_magi.core.runtime import dist_attn, staged_backward
+from megatron_magi.core.runtime.stage_context import Qkv
 from tests.core.runtime import buffer_jobs, gradient_jobs
 from tests.core.runtime import runtime_jobs as jobs
 from tests.process_pool import ProcessPool, pool
@@ -48,7 +49,7 @@ def test_a_gradient_of_sinks_alone_is_a_backward_on_every_rank() -> None:
     numbers = (0.5, 0.0)
     for needs in (False, True):
         sink = torch.zeros(1, 2, requires_grad=needs)
-        assert dist_attn._call("dist_attn", (q, k, k, sink[0]), *numbers).extra == needs | 0b10
+        assert dist_attn._call("dist_attn", Qkv(q, k, k), sink[0], *numbers).extra == needs | 0b10
         out, lse = magi.dist_attn(q, k, k, plan, None, magi.Softmax(sink=sink))
         assert out.requires_grad == lse.requires_grad == needs
     (got,) = torch.autograd.grad(out.sum(), sink)
