@@ -1,4 +1,4 @@
-"""The only reader of ``MAGI_DEBUG_*``: logging, never results.
+"""The only reader of ``MAGI_DEBUG_*`` and of torch's switch for its compiler: never results.
 
 MAGI_DEBUG_LOG=INFO (or DEBUG) shows the package's log on stderr.
 """
@@ -18,3 +18,8 @@ def setup_logging() -> None:
         logger = logging.getLogger("megatron_magi")
         logger.addHandler(handler)
         logger.setLevel(level.upper())
+
+
+def is_compiler_off() -> bool:
+    """True if TORCH_COMPILE_DISABLE=1 lets torch.compile run functions uncompiled."""
+    return os.environ.get("TORCH_COMPILE_DISABLE") == "1"

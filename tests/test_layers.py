@@ -170,15 +170,14 @@ def test_torch_distributed_stays_in_comm_and_runtime() -> None:
             assert module_of(path).split(".")[1] in ("comm", "runtime"), path
 
 
-def test_the_environment_is_read_by_six_modules_only() -> None:
-    """Debugging, the build, whether torch's compiler is off, the warning about another system's
-    variables, what a job asks of the attention that is replaced, and the variables of a recipe."""
+def test_the_environment_is_read_by_five_modules_only() -> None:
+    """Debugging, the build, the warning about another system's variables, what a job asks of the
+    attention that is replaced, and the variables of a recipe."""
     for path in PACKAGE.rglob("*.py"):
         if module_of(path) not in (
             "debug",
             "build",
             "recipe",
-            "adapter.compat",
             "magi_attention.renamed",
             "launcher.nvte_env",
         ):

@@ -9,7 +9,6 @@ puts a stub in place of the only module of 0.19 that needs Triton at import. It 
 from __future__ import annotations
 
 import importlib.util
-import os
 import queue
 import runpy
 import sys
@@ -17,6 +16,8 @@ import types
 import typing
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from megatron_magi.debug import is_compiler_off
 
 SUPPORTED_MINORS = ((0, 18), (0, 19), (0, 20))
 SUPPORTED_TEXT = "0.18 to 0.20"
@@ -104,12 +105,12 @@ def _define_override() -> None:
 
 
 def _skip_disabled_compiler() -> None:
-    """Let torch.compile return its function at once where TORCH_COMPILE_DISABLE=1 is set.
+    """Let torch.compile return its function at once where it is switched off.
 
     The function would run uncompiled all the same, but Megatron decorates functions at its import,
-    and each process would import the compiler for that: about 3 of 10 seconds on a CPU.
+    and each process would import the compiler for that, which takes seconds.
     """
-    if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
+    if is_compiler_off():
         import torch
 
         torch.compile = _uncompiled

@@ -7,7 +7,7 @@ this shim makes those names mean the CPU, without changing Megatron's files:
   call. The same mode lets `p.type()` return "torch.cuda.FloatTensor", which optimizers ask for.
 - `torch.cuda.current_device()`, `synchronize()`, streams and events: the CPU device and no-ops.
 - CUDA RNG states: a private CPU generator, so that seeding "CUDA" does not change the CPU's own.
-- MoE's `maybe_move_tensor_to_cpu` does nothing to a tensor that is not on CUDA: this one converts it.
+- MoE's `maybe_move_tensor_to_cpu` does nothing to a tensor outside CUDA: this one converts it.
 - Small functions under torch.compile (`jit_fuser`): they run eagerly.
 
 Nothing of this is active if `torch.cuda.is_available()`.
