@@ -27,7 +27,7 @@ NO_NORM = {"sequence_parallel": "stock's local layers have no norm for it withou
 """Further differences of cases without TransformerEngine's layers."""
 NOT_THE_JOB = {
     *("stock", "magi", "te", "again", "sp", "local", "sdpa", "flex", "cudnn", "fa3"),
-    *("p2p", "all", "gather", "all_gather", "a2a", "a2a+p2p", "alone"),
+    *("p2p", "all", "gather", "all_gather", "a2a", "a2a+p2p", "alone", "dealt"),
 }
 """Words of a case's name that do not say what is trained."""
 CHECKPOINT = "saves"

@@ -7,13 +7,14 @@
 `agree`: losses and gradient norms of small bf16 models in several layouts, against stock attention
 at one rank. `speed`: time of a step of a Llama of about a billion parameters; the peers are what
 Megatron runs without TransformerEngine: its dense local attention, and PyTorch's causal SDPA put
-in by a layer spec. `flags`, `te_speed`, `te_speed_2gpus` and `te_speed_4gpus` have its layers
-of TransformerEngine (pretrain_te.py). pairs.py says in what a stock case and its counterpart may
-differ.
+in by a layer spec. The other parts have layers of TransformerEngine: `flags` (pretrain_te.py);
+`te_speed_2gpus` and `te_speed_4gpus` next to its context parallelism, `balance_speed_2gpus` and
+`balance_speed_4gpus` on real lengths of documents (whole_steps.py). pairs.py says in what a stock
+case and its counterpart may differ.
 Every case has processes of its own under CUDA_DEVICE_MAX_CONNECTIONS=1, which have imported all
 packages before it begins (warm_ranks.py). The cases of parts with `speed` come in random order in
-every round, and no process imports while one is timed. The corpus is made of the Python standard
-library. With `--one-gpu` all ranks of a case share one GPU (pretrain_one_gpu.py).
+every round, and no process imports while one is timed. corpora.py makes the data. With `--one-gpu`
+all ranks of a case share one GPU (pretrain_one_gpu.py).
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ from typing import Any
 from benchmarks.lib.command import command_line
 from benchmarks.lib.options import at_least
 from benchmarks.lib.record import describe
-from benchmarks.train import pretrain_te
+from benchmarks.train.corpora import corpus
 from benchmarks.train.pretrain_cases import AGREE, WORK, Case, Flags, speed_cases
+from benchmarks.train.pretrain_te import flag_cases
 from benchmarks.train.step_profile import read_profile
 from benchmarks.train.warm_ranks import Job, WarmRanks
+from benchmarks.train.whole_steps import balance_cases, whole_step_cases
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError, positive
 
@@ -48,10 +51,11 @@ ROOT = Path(__file__).parents[2]
 PARTS = {
     "agree": lambda: AGREE,
     "speed": speed_cases,
-    "flags": pretrain_te.flag_cases,
-    "te_speed": pretrain_te.speed_cases,
-    "te_speed_2gpus": functools.partial(pretrain_te.maintained_cases, 2),
-    "te_speed_4gpus": functools.partial(pretrain_te.maintained_cases, 4),
+    "flags": flag_cases,
+    "te_speed_2gpus": functools.partial(whole_step_cases, 2),
+    "te_speed_4gpus": functools.partial(whole_step_cases, 4),
+    "balance_speed_2gpus": functools.partial(balance_cases, 2),
+    "balance_speed_4gpus": functools.partial(balance_cases, 4),
 }
 """The cases of every part."""
 
@@ -59,7 +63,8 @@ PARTS = {
 def main() -> None:
     options = parse()
     cases = chosen_cases(options)
-    data = make_corpus(Path(tempfile.mkdtemp()) / "corpus", options.megatron)
+    sys.path.insert(0, str(options.megatron))
+    data = {x: corpus(x, Path(tempfile.mkdtemp())) for x in {case.documents for case in cases}}
     rows: list[dict[str, Any]] = []
     meta = {**describe(command_line(), options.commit), "part": options.part}
     deadline = time.monotonic() + options.limit_s
@@ -86,12 +91,12 @@ def main() -> None:
 class Round:
     """What the cases of one round share."""
 
-    def __init__(self, number: int, cases: list[Case], data: Path) -> None:
+    def __init__(self, number: int, cases: list[Case], data: dict[str | None, Path]) -> None:
         """
         Args:
             number: of the round.
             cases: all of the round.
-            data: prefix of the corpus.
+            data: prefix of each corpus, by `Case.documents`.
         """
         self.number, self.data = number, data
         self.work = Path(tempfile.mkdtemp())
@@ -157,24 +162,6 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def make_corpus(prefix: Path, megatron: Path) -> Path:
-    """Megatron's .bin and .idx of the standard library's sources: one document a file, bytes."""
-    sys.path.insert(0, str(megatron))
-    import numpy as np
-    import torch
-
-    from megatron_magi import adapter  # noqa: F401  prepares the import of Megatron
-
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder  # isort: skip
-
-    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
-    for source in sorted(Path(os.__file__).parent.glob("*.py")):
-        tokens = [*source.read_bytes(), 256]
-        builder.add_document(torch.tensor(tokens, dtype=torch.int64), [len(tokens)])
-    builder.finalize(f"{prefix}.idx")
-    return prefix
-
-
 def environment(megatron: Path) -> dict[str, str]:
     """Variables of every case's processes. Megatron comes first: its `tools` are not ours."""
     paths = [str(megatron), str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -191,7 +178,7 @@ def run_case(
 ) -> dict[str, Any]:
     """Run the script on warm ranks and read its log."""
     backend: Flags = {"distributed-backend": "gloo"} if options.one_gpu else {}
-    given = words({**case.all_flags, **backend, "data-path": str(shared.data)})
+    given = words({**case.all_flags, **backend, "data-path": str(shared.data[case.documents])})
     flags = [word.replace(WORK, str(shared.work)) for word in given]
     module = "megatron_magi.run" if "speed" in options.part else "benchmarks.train.pretrain_named"
     module = "benchmarks.train.pretrain_one_gpu" if options.one_gpu else case.module or module

@@ -2,20 +2,23 @@
 
 Megatron's reader of conversations and its tokenizer need packages beside it; their places are
 taken here by messages of random tokens. Packing, padding and boundaries are Megatron's. Lengths
-are those of `d1` in benchmarks/distributed/packs.py, less 0 to 7 tokens: conversations end
-anywhere. Used by the `te_speed` part of pretrain.py, with and without our flag.
+are those of `d1`, where CONVERSATIONS is long `d2`, in
+benchmarks/distributed/packs.py, less 0 to 7 tokens: conversations end anywhere. Used by the `sft`
+cases of pretrain.py, with and without the flag.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import os
 import runpy
+import sys
 from typing import Any
 
 import numpy as np
 
-from benchmarks.distributed.packs import short_documents
+from benchmarks.distributed.packs import long_documents, short_documents
 from megatron_magi import run
 
 Messages = list[dict[str, Any]]
@@ -23,8 +26,7 @@ Messages = list[dict[str, Any]]
 PACKS = 64
 PROMPT = 8
 """Tokens of a conversation that give no loss."""
-TOKENS = 32_768
-"""Of all conversations of a pack: Megatron cuts them at the length of its sequences."""
+LENGTHS = {"short": short_documents, "long": long_documents}
 
 
 class Numbers:
@@ -51,7 +53,9 @@ def main() -> None:
 
     def run_path(*args: Any, **kwargs: Any) -> Any:
         rng = np.random.default_rng(0)
-        use_conversations([pack(rng) for _ in range(PACKS)], eod=256)
+        tokens = int(sys.argv[sys.argv.index("--seq-length") + 1])
+        drawn = LENGTHS[os.environ["CONVERSATIONS"]]
+        use_conversations([pack(drawn(tokens, rng), rng) for _ in range(PACKS)], eod=256)
         return original(*args, **kwargs)
 
     runpy.run_path = run_path
@@ -82,10 +86,10 @@ def use_conversations(packs: list[Messages], eod: int) -> None:
     sft_dataset.SFTDataset.build_low_level_dataset = staticmethod(lambda path, config: packs)
 
 
-def pack(rng: np.random.Generator) -> Messages:
-    """Messages of conversations that fill a sequence."""
+def pack(lengths: list[int], rng: np.random.Generator) -> Messages:
+    """Messages of conversations of about these lengths, which fill a sequence."""
     messages = []
-    for rounded in short_documents(TOKENS, rng):
+    for rounded in lengths:
         length = max(rounded - int(rng.integers(0, 8)), PROMPT + 1)
         tokens = rng.integers(0, 256, length)
         messages.append({"role": "system", "content": tokens[:PROMPT]})

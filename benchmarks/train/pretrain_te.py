@@ -1,16 +1,11 @@
-"""Cases of pretrain.py with TransformerEngine's layers, stock and through the flag.
+"""Small cases of pretrain.py with TransformerEngine's layers: one model for each Megatron flag.
 
-`flags`: one small model for each of Megatron's flags that was once refused, beside stock Megatron
-where that can run it. `te_speed`: a Llama of about a billion parameters, and one of the shape of
-Llama-3 8B with fewer layers, beside TransformerEngine's own context parallelism.
+Stock Megatron runs next to the flag wherever it can.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from benchmarks.train.pretrain_cases import (
-    BILLION,
     COMMON,
     DOCUMENTS,
     MAGI,
@@ -185,123 +180,3 @@ def flag_cases() -> list[Case]:
         case("magi cp1 documents", 1, SMALL, MAGI, DOCUMENTS),
         case("magi cp2 documents", 2, SMALL, MAGI, CP2, DOCUMENTS),
     ]  # fmt: skip
-
-
-EIGHT_B: Flags = {
-    "num-layers": 4,
-    "hidden-size": 4096,
-    "num-attention-heads": 32,
-    "num-query-groups": 8,
-    "ffn-hidden-size": 14336,
-    "global-batch-size": 4,
-    "train-iters": 8,
-    "vocab-size": 32767,
-    "max-position-embeddings": 131072,
-}
-"""Layers of Llama-3 8B, but 4 of them, and a smaller vocabulary."""
-
-SFT: Flags = {"sft": True}
-SFT_MODULE = "benchmarks.train.pretrain_sft"
-ONE_STEP: Flags = {
-    "profile": True,
-    "use-pytorch-profiler": True,
-    "profile-step-start": 6,
-    "profile-step-end": 7,
-    "profile-ranks": 0,
-    "tensorboard-dir": f"{WORK}/tensorboard",
-}
-"""Megatron's own trace of one step of rank 0."""
-KERNELS = {"cudnn": CUDNN, "fa3": FA3}
-WAYS = ("p2p", "all_gather", "a2a")
-LENGTHS = (8192, 32768)
-
-
-def speed_cases() -> list[Case]:
-    """Stock context parallelism in its three ways on both kernels, and ours, on the same tokens."""
-    cases = []
-    for length in LENGTHS:
-        cases += _beside_stock("1b", {**BILLION, "seq-length": length}, WAYS)
-        cases += _beside_stock("8b", {**EIGHT_B, "seq-length": length}, WAYS)
-        cases += _of_kind("sft", length, SFT, tuple(KERNELS), ("p2p", "a2a"))
-        cases += _of_kind("fp8", length, TENSORWISE, ("cudnn",), ("p2p", "a2a"))
-        cases += _of_kind("profile", length, ONE_STEP, ("fa3", "cudnn"), ("p2p", "a2a"))
-        flags: Flags = {**BILLION, "seq-length": length}
-        cases.append(case(f"magi documents 1b {length}", 2, flags, CP2, MAGI, DOCUMENTS))
-    return cases + _of_kind("recompute", 65536, RECOMPUTE, tuple(KERNELS), ("p2p", "a2a"))
-
-
-def _of_kind(
-    kind: str, length: int, flags: Flags, kernels: tuple[str, ...], ways: tuple[str, ...]
-) -> list[Case]:
-    """The 1B model with further flags, whose kind is the second word of a case's name."""
-    shape: Flags = {**BILLION, "seq-length": length, **flags}
-    found = _beside_stock("1b", shape, ways, kind)
-    found = [each for each in found if "magi" in each.name or each.name.split()[2] in kernels]
-    return [replace(x, module=SFT_MODULE if kind == "sft" else None) for x in found]
-
-
-MAINTAINED: Flags = {
-    "use-distributed-optimizer": True,
-    "overlap-grad-reduce": True,
-    "overlap-param-gather": True,
-    "cross-entropy-loss-fusion": True,
-    "calculate-per-token-loss": True,
-    "manual-gc": True,
-}
-"""Flags of Megatron's example job for Llama-3 8B that concern speed."""
-HIERARCHICAL = "a2a+p2p"
-LAYOUTS = {
-    2: {"cp2": (CP2, WAYS), "tp2": (layout(tp=2), ("alone",))},
-    4: {
-        "cp4": (layout(cp=4), (*WAYS, HIERARCHICAL)),
-        "tp2cp2": (layout(cp=2, tp=2), WAYS),
-        "pp2cp2": (layout(cp=2, pp=2), WAYS),
-        "tp4": (layout(tp=4), ("alone",)),
-    },
-}
-"""By GPUs: layouts, with stock's ways of context parallelism. Those without any are a check: where
-stock is slow there too, the setting is at fault and not its context parallelism."""
-SHAPES = (("1b", BILLION, 8192), ("1b", BILLION, 32768),
-          ("8b", EIGHT_B, 32768), ("8b", EIGHT_B, 65536))  # fmt: skip
-
-
-def maintained_cases(gpus: int) -> list[Case]:
-    """Stock as its maintainers set it up, in every way on both kernels, and magi."""
-    return [
-        each
-        for model, flags, length in SHAPES
-        for place, (parallel, ways) in LAYOUTS[gpus].items()
-        for each in _beside_stock(
-            model, {**flags, **MAINTAINED, "seq-length": length, **parallel}, ways, place, gpus
-        )
-    ]
-
-
-def _beside_stock(
-    model: str, shape: Flags, ways: tuple[str, ...], kind: str | None = None, gpus: int = 2
-) -> list[Case]:
-    """Magi, and stock on each kernel in some ways.
-
-    Args:
-        model: last word but one of the names.
-        shape: flags of all cases; context parallelism 2 unless they say otherwise.
-        ways: stock's values of --cp-comm-type, or one other word.
-        kind: word of the names that says what is special.
-        gpus: of every case.
-    """
-    kinds = [] if kind is None else [kind]
-    place = [*kinds, model, str(shape["seq-length"])]
-    shape = {**CP2, **shape}
-    cases = [case(" ".join(["magi", *place]), gpus, shape, MAGI)]
-    for kernel, backend in KERNELS.items():
-        for way in ways:
-            name = " ".join(["stock", *kinds, kernel, way, *place[len(kinds) :]])
-            cases.append(case(name, gpus, shape, _exchange(way), backend))
-    return cases
-
-
-def _exchange(way: str) -> Flags:
-    """Flags of one of stock's ways of context parallelism."""
-    if way == HIERARCHICAL:
-        return {"cp-comm-type": way, "hierarchical-context-parallel-sizes": [2, 2]}
-    return {"cp-comm-type": way} if way in WAYS else {}

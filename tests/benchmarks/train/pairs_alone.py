@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.train import pretrain_te
 from benchmarks.train.pairs import pairs, unexplained
 from benchmarks.train.pretrain import PARTS, words
+from benchmarks.train.whole_steps import balance_cases, whole_step_cases
 from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.launcher.changed_arguments import MASK_FLAG
 from megatron_magi.launcher.preflight import preflight, prepare_megatron, read_job
@@ -21,9 +21,10 @@ NUM_PAIRS = {
     "agree": 1,
     "speed": 5,
     "flags": 20,
-    "te_speed": 48,
-    "te_speed_2gpus": 32,
-    "te_speed_4gpus": 88,
+    "te_speed_2gpus": 80,
+    "te_speed_4gpus": 152,
+    "balance_speed_2gpus": 36,
+    "balance_speed_4gpus": 36,
 }
 
 
@@ -45,7 +46,7 @@ def test_a_stock_case_is_the_same_job_as_its_counterpart(part: str) -> None:
 
 def test_the_launcher_takes_the_cases_of_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    for case in pretrain_te.maintained_cases(4):
+    for case in whole_step_cases(4) + balance_cases(4):
         if case.name.startswith("magi"):
             job = read_job(words({**case.all_flags, "data-path": "corpus"}))
             assert preflight(job, case.gpus, here=False).gpus == 4, case.name
@@ -60,7 +61,7 @@ def test_the_launcher_takes_the_cases_of_four_gpus(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_a_stock_case_with_a_handicap_is_caught(flags: dict[str, Any], named: str) -> None:
-    stock, magi = pairs(pretrain_te.maintained_cases(4))[0]
+    stock, magi = pairs(whole_step_cases(4))[0]
     assert named in unexplained(replace(stock, flags={**stock.flags, **flags}), magi)
     other = replace(stock, environment={"NCCL_ALGO": "Ring"})
     assert unexplained(other, magi) == {"environment": ({"NCCL_ALGO": "Ring"}, {})}

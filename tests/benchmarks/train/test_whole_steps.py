@@ -1,0 +1,58 @@
+"""The cases of whole steps, and the conversations that packed fine-tuning trains on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.distributed.packs import short_documents
+from benchmarks.train.pretrain_sft import PROMPT, pack
+from benchmarks.train.whole_steps import SFT_MODULE, balance_cases, whole_step_cases
+
+KINDS = ("fp8", "sft-short", "sft-long", "recompute", "profile")
+TOKENS = 32_768
+
+
+def kind_of(case: str) -> str:
+    """How it trains, if not in bf16 on causal sequences; or `profile`."""
+    return next((word for word in case.split() if word in KINDS), "")
+
+
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_every_case_of_magi_has_stock_runs_of_its_kind_model_and_length(gpus: int) -> None:
+    cases = whole_step_cases(gpus)
+    assert len({case.name for case in cases}) == len(cases)
+    places = {(kind_of(x.name), *x.name.split()[-2:]) for x in cases if x.name.startswith("stock")}
+    for case in (x for x in cases if x.name.startswith("magi")):
+        assert (kind_of(case.name), *case.name.split()[-2:]) in places
+    assert {kind for kind, *_ in places} == {"", *KINDS}
+
+
+def test_fine_tuning_alone_runs_on_drawn_conversations() -> None:
+    for case in whole_step_cases(2):
+        assert (case.module == SFT_MODULE) == ("sft" in case.flags) == ("sft-" in case.name)
+
+
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_every_division_takes_the_same_tokens_a_step(gpus: int) -> None:
+    cases = balance_cases(gpus)
+    assert len({case.name for case in cases}) == len(cases)
+    for case in cases:
+        documents, samples, length = case.name.split()[-3:]
+        assert f"{case.documents}-docs" == documents
+        assert case.flags["global-batch-size"] == int(samples)
+        assert case.flags["seq-length"] == int(length)
+    dealt = [case for case in cases if "magi-balance-step" in case.flags]
+    per_gpu = {case.flags["global-batch-size"] // gpus for case in dealt}
+    assert per_gpu == ({4} if gpus == 2 else {1, 4})
+
+
+def test_a_pack_fills_a_sequence_with_conversations_that_end_anywhere() -> None:
+    rng = np.random.default_rng(3)
+    messages = pack(short_documents(TOKENS, rng), rng)
+    roles = [message["role"] for message in messages]
+    assert roles == ["system", "user"] * (len(messages) // 2)
+    assert {len(message["content"]) for message in messages[::2]} == {PROMPT}
+    lengths = [PROMPT + len(message["content"]) for message in messages[1::2]]
+    assert TOKENS - 8 * len(lengths) <= sum(lengths) <= TOKENS
+    assert len({length % 8 for length in lengths}) > 1
