@@ -30,7 +30,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError, positive
 
 ROOT = Path(__file__).parents[2]
-PARTS = {
+PARTS: dict[str, Callable[[], list[Case]]] = {
     "agree": lambda: AGREE,
     "speed": speed_cases,
     "flags": flag_cases,
