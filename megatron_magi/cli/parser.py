@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -18,8 +18,6 @@ class UsageError(Exception):
 class CommandParser(argparse.ArgumentParser):
     """A parser whose help keeps its line breaks and whose errors suggest."""
 
-    family: Callable[[], Sequence[CommandParser]] = tuple
-    """Makes the parsers of all commands: an option may be one of theirs."""
     _given: Sequence[str] = ()
 
     def __init__(self, **arguments: Any) -> None:
@@ -44,15 +42,8 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog} has no option {option}; {hint or 'see --help'}")
 
     def hint(self, option: str) -> str:
-        """The nearest option of this command, or that of another command."""
-        here = list(self._option_string_actions)
-        for cutoff in (0.8, 0.55):
-            if near := get_close_matches(option, here, n=1, cutoff=cutoff):
-                return f"did you mean {near[0]}?"
-            for other in self.family():
-                if near := get_close_matches(option, other._option_string_actions, 1, 0.8):
-                    return f"did you mean {other.prog} {near[0]}?"
-        return ""
+        """The nearest option of this command."""
+        return nearest(option, self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
         """Raise the error as one sentence that ends with the help to read."""

@@ -61,13 +61,9 @@ def test_the_nearest_word() -> None:
     assert nearest("xyz", ["full", "causal"]) == ""
 
 
-def test_an_option_of_another_command_is_named() -> None:
-    here, other = CommandParser(prog="magi here"), CommandParser(prog="magi other")
+def test_the_nearest_option_is_named() -> None:
+    here = CommandParser(prog="magi here")
     here.add_argument("--window")
-    other.add_argument("--chunk-size")
-    here.family = lambda: [other]
-    assert here.hint("--windw") == "did you mean --window?"
-    assert here.hint("--chunksize") == "did you mean magi other --chunk-size?"
     assert here.hint("--zzz") == ""
     with pytest.raises(UsageError, match="magi here has no option --windw; did you mean --window"):
         here.parse_args(["--windw", "3"])
