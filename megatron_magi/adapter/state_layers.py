@@ -82,8 +82,10 @@ def install_state_layers() -> None:
 
     Calls without magi's packed parameters use the stock functions. A second call changes nothing.
     """
-    _replace(mamba_context_parallel, "_undo_attention_load_balancing", _to_stream)
-    _replace(mamba_context_parallel, "_redo_attention_load_balancing", _to_ranks)
+    to_stream = functools.partial(_reordered, reorder=StreamRows.to_stream)
+    to_ranks = functools.partial(_reordered, reorder=StreamRows.to_ranks)
+    _replace(mamba_context_parallel, "_undo_attention_load_balancing", to_stream)
+    _replace(mamba_context_parallel, "_redo_attention_load_balancing", to_ranks)
     if has_packed_delta_net():
         common = importlib.import_module(DELTA_NET)
         _replace(common, "_build_thd_cp_a2a_perm", _order_of_plan)
@@ -131,14 +133,6 @@ def _replace(module: Any, name: str, make: Callable[[Function], Function]) -> No
     stock = getattr(module, name)
     if not hasattr(stock, "__wrapped__"):
         replace_everywhere(stock, make(stock), within="megatron.")
-
-
-def _to_stream(stock: Function) -> Function:
-    return _reordered(stock, StreamRows.to_stream)
-
-
-def _to_ranks(stock: Function) -> Function:
-    return _reordered(stock, StreamRows.to_ranks)
 
 
 def _reordered(stock: Function, reorder: Callable[[StreamRows, Tensor], Tensor]) -> Function:
