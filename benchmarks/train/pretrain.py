@@ -35,14 +35,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.command import command_line
-from benchmarks.lib.options import at_least
+from benchmarks.lib.options import at_least, positive
 from benchmarks.lib.record import describe
 from benchmarks.train import pretrain_te
 from benchmarks.train.pretrain_cases import AGREE, WORK, Case, Flags, speed_cases
 from benchmarks.train.step_profile import read_profile
 from benchmarks.train.warm_ranks import Job, WarmRanks
 from megatron_magi.cli.errors import run_cli
-from megatron_magi.cli.parser import CommandParser, UsageError, positive
+from megatron_magi.cli.parser import CommandParser, UsageError
 
 ROOT = Path(__file__).parents[2]
 PARTS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import sys
 from collections.abc import Sequence
@@ -79,17 +78,6 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--json", action="store_true", help="one JSON object on standard output")
     group.add_argument("--quiet", "-q", action="store_true", help="one line, or only problems")
-
-
-def positive(text: str) -> float:
-    """A number above 0, for an option."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
-    return value
 
 
 MOST_NUMBERS = 2**20

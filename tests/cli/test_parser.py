@@ -1,7 +1,5 @@
 """Numbers and hints of the command line's parser."""
 
-import argparse
-
 import pytest
 
 from megatron_magi.cli.parser import (
@@ -11,7 +9,6 @@ from megatron_magi.cli.parser import (
     UsageError,
     nearest,
     numbers,
-    positive,
 )
 
 
@@ -45,15 +42,6 @@ def test_what_is_no_number_is_refused(text: str, part: str) -> None:
     with pytest.raises(UsageError) as error:
         numbers(text)
     assert part in str(error.value)
-
-
-def test_positive() -> None:
-    assert positive("0.5") == 0.5
-    for text in ("0", "-1", "nan", "inf", "one"):
-        with pytest.raises(
-            argparse.ArgumentTypeError, match=f"must be a number above 0, got {text}"
-        ):
-            positive(text)
 
 
 def test_the_nearest_word() -> None:
