@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 import megatron_magi as magi  # magi
 from megatron_magi.adapter.cpu import install_cpu_runtime  # magi
-from megatron_magi.adapter.init import init_by_name  # magi: equal weights at every layout
 from megatron_magi.adapter.layer_spec import llama_layer_spec  # magi
 from megatron_magi.adapter.packed import make_packed_seq_params  # magi
 from megatron_magi.adapter.plugin import attach  # magi
@@ -26,6 +25,7 @@ from megatron_magi.adapter.tree_logprobs import tree_logprobs  # magi
 
 # The adapter comes first, because it prepares the import of megatron.core.
 # isort: split
+from init_by_name import init_by_name  # equal weights at every layout
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed

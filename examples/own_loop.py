@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from megatron_magi.adapter.cpu import install_cpu_runtime  # magi
-from megatron_magi.adapter.init import init_by_name  # magi: equal weights at every layout
 from megatron_magi.adapter.layer_spec import llama_layer_spec  # magi
 from megatron_magi.adapter.loss import per_token_loss  # magi
 from megatron_magi.adapter.packed import make_packed_seq_params, pipeline_seq_length  # magi
@@ -27,6 +26,7 @@ from megatron_magi.adapter.rank_batch import Batch, dispatch_batch  # magi
 
 # The adapter comes first, because it prepares the import of megatron.core.
 # isort: split
+from init_by_name import init_by_name  # equal weights at every layout
 from megatron.core import parallel_state
 from megatron.core.distributed import (
     DistributedDataParallel,

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
 
+from benchmarks.lib import changed_arguments
 from megatron_magi import CostTable, MagiConfig
 from megatron_magi.launcher import (
-    changed_arguments,
     constraints,
     flags,
     hook_points,

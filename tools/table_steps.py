@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
-from megatron_magi.launcher.changed_arguments import MASK_FLAG
+from benchmarks.lib.changed_arguments import MASK_FLAG
 from tools.readme_records import Record
 from tools.record_table import Row
 

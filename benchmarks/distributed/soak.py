@@ -35,12 +35,12 @@ from torch import Tensor
 
 import megatron_magi as magi
 from benchmarks.lib.one_gpu import allow_sharing
-from benchmarks.lib.options import at_least
+from benchmarks.lib.options import at_least, positive
 from benchmarks.lib.record import describe
 from benchmarks.lib.timing import difference
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.cli.errors import run_cli
-from megatron_magi.cli.parser import CommandParser, UsageError, positive
+from megatron_magi.cli.parser import CommandParser, UsageError
 from megatron_magi.core.plan import AttnPlan
 
 MOST = {torch.float32: 1e-4, torch.bfloat16: 3e-2}

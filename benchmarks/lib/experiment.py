@@ -9,17 +9,30 @@ folder's name. Gradient errors are those that a comparison has written to it.
 from __future__ import annotations
 
 import argparse
+import json
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
-from megatron_magi.compare.experiment import SUFFIX, SavedRun, write
+from megatron_magi.compare.differences import RunCurves
+from megatron_magi.compare.experiment import CURVES, SUFFIX, Row
 from megatron_magi.compare.gradient_errors import read_errors
+from megatron_magi.compare.model_facts import ModelFacts
 from megatron_magi.compare.read_run import read_run_and_facts
 from megatron_magi.compare.run_error import RunError
+
+
+class SavedRun(NamedTuple):
+    """Everything that a comparison reads of a run."""
+
+    curves: RunCurves
+    model: ModelFacts | None = None
+    gradients: Iterable[Row] = ()
 
 
 def main() -> int:
@@ -67,6 +80,63 @@ def saved(folder: Path) -> SavedRun:
     """The run with what a comparison reads of it."""
     curves, model = read_run_and_facts(folder.resolve())
     return SavedRun(curves, model, [asdict(error) for error in read_errors(folder)])
+
+
+def write(
+    path: Path, runs: Iterable[SavedRun], meta: Mapping[str, Any], **more: Mapping[str, Any]
+) -> None:
+    """Writes an experiment, each run by the name of its curves.
+
+    Args:
+        meta: date, commit, command and machine, as every record has them.
+        more: further sections, such as printed verdicts.
+    """
+    named = {run.curves.name: _columns(run) for run in runs}
+    unfinished = path.with_suffix(".partial")
+    unfinished.write_text(_text({"meta": meta, **more, "runs": named}) + "\n")
+    unfinished.replace(path)
+
+
+def _columns(run: SavedRun) -> dict[str, Any]:
+    """Returns a run as JSON has it; what it does not have is left out."""
+    curves, model, gradients = run
+    positions = [{**asdict(b), "loss": loss} for b, loss in curves.by_position.items()]
+    found = {
+        "first_iteration": curves.first_iteration,
+        "loss_tokens": curves.loss_tokens,
+        "num_processes": curves.num_processes,
+        **{name: getattr(curves, name).tolist() for name in CURVES},
+        "validation": {str(i): loss for i, loss in curves.validation.items()},
+        "positions": _transposed(positions),
+        "model": model and asdict(model),
+        "gradients": _transposed(gradients),
+    }
+    optional = ("positions", "model", "gradients")
+    return {name: _plain(x) for name, x in found.items() if x or name not in optional}
+
+
+def _transposed(given: Iterable[Row]) -> dict[str, list[Any]]:
+    rows = list(given)
+    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+
+
+def _plain(value: Any) -> Any:
+    """Returns the value with inf and nan as text."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _text(value: Any, depth: int = 0) -> str:
+    """Returns JSON with a column a line, so that a diff shows which changed."""
+    is_nested = isinstance(value, dict) and any(isinstance(x, list) for x in value.values())
+    if not value or not isinstance(value, dict) or (depth > 2 and not is_nested):
+        return json.dumps(value, allow_nan=False)
+    space = " " * depth
+    lines = [f"{space} {json.dumps(name)}: {_text(x, depth + 1)}" for name, x in value.items()]
+    return "{\n" + ",\n".join(lines) + f"\n{space}}}"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,17 @@ def at_least(low: int, multiple_of: int = 1) -> Callable[[str], int]:
         return int(text)
 
     return whole
+
+
+def positive(text: str) -> float:
+    """A number above 0, for an option."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
+    return value
 
 
 def list_of(kind: Callable[[str], T]) -> Callable[[str], list[T]]:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from benchmarks.lib.changed_arguments import ARGUMENTS
 from benchmarks.train.pretrain import words
 from benchmarks.train.pretrain_cases import Case
-from megatron_magi.launcher.changed_arguments import ARGUMENTS
 from megatron_magi.launcher.flags import take_flags
 from megatron_magi.launcher.preflight import megatron_parser, validated
 

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.command import command_line
-from benchmarks.lib.options import at_least
+from benchmarks.lib.options import at_least, positive
 from benchmarks.lib.record import describe
 from benchmarks.train.corpora import corpus
 from benchmarks.train.pretrain_cases import AGREE, WORK, Case, Flags, speed_cases
@@ -45,7 +45,7 @@ from benchmarks.train.step_profile import read_profile
 from benchmarks.train.warm_ranks import Job, WarmRanks
 from benchmarks.train.whole_steps import balance_cases, whole_step_cases
 from megatron_magi.cli.errors import run_cli
-from megatron_magi.cli.parser import CommandParser, UsageError, positive
+from megatron_magi.cli.parser import CommandParser, UsageError
 
 ROOT = Path(__file__).parents[2]
 PARTS: dict[str, Callable[[], list[Case]]] = {

@@ -26,10 +26,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lib.command import command_line
+from benchmarks.lib.options import positive
 from benchmarks.lib.record import describe
 from benchmarks.train.pretrain_named import with_named_weights
 from megatron_magi.cli.errors import run_cli
-from megatron_magi.cli.parser import CommandParser, positive
+from megatron_magi.cli.parser import CommandParser
 
 ROOT = Path(__file__).parents[2]
 PACKED_SAMPLES = 16

@@ -29,7 +29,7 @@ def main() -> None:
 
 def with_named_weights(build: Any) -> Any:
     """A model's `__init__` that draws the weights by name in the end."""
-    from megatron_magi.adapter.init import init_by_name
+    from examples.init_by_name import init_by_name
 
     @functools.wraps(build)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -29,13 +29,13 @@ import torch.distributed as dist
 
 from benchmarks.lib.command import command_line, require_torchrun
 from benchmarks.lib.masks import SHORT_DOCS, documents
-from benchmarks.lib.options import at_least, list_of, new_file
+from benchmarks.lib.options import at_least, list_of, new_file, positive
 from benchmarks.lib.packed import Packed, packed, shuffled
 from benchmarks.lib.record import Record, describe
 from benchmarks.lib.steps import figures, timed
 from benchmarks.lib.timing import rounds
 from megatron_magi.cli.errors import run_cli
-from megatron_magi.cli.parser import CommandParser, positive
+from megatron_magi.cli.parser import CommandParser
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WARM_ROUNDS = 3

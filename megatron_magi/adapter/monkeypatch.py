@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -21,3 +22,11 @@ def replace_everywhere(original: Any, replacement: Any, within: str = "") -> Non
         names = vars(module) if hasattr(module, "__dict__") else {}
         for bound in [bound for bound, value in names.items() if value is original]:
             setattr(module, bound, replacement)
+
+
+def wrap_in_megatron(module: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    """Replace a function of Megatron by wrap(function), in every Megatron module that has imported
+    it. One that is wrapped already stays."""
+    stock = getattr(module, name)
+    if not hasattr(stock, "__wrapped__"):
+        replace_everywhere(stock, wrap(stock), within="megatron.")

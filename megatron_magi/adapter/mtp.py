@@ -26,7 +26,7 @@ import torch.distributed as dist
 from megatron.core.transformer import multi_token_prediction
 from torch import Tensor
 
-from megatron_magi.adapter.monkeypatch import replace_everywhere
+from megatron_magi.adapter.monkeypatch import wrap_in_megatron
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.core.comm.process_group import group_size, resolve_group
 from megatron_magi.core.runtime.shift import shift_tokens
@@ -48,9 +48,9 @@ def install_mtp() -> None:
 
     Batches without `MagiPackedSeqParams` use the stock functions. A second call changes nothing.
     """
-    _replace("roll_tensor", _shift_by_plan)
+    wrap_in_megatron(multi_token_prediction, "roll_tensor", _shift_by_plan)
     if hasattr(multi_token_prediction, "process_mtp_loss"):
-        _replace("process_mtp_loss", _loss_by_stream_counts)
+        wrap_in_megatron(multi_token_prediction, "process_mtp_loss", _loss_by_stream_counts)
     helper = multi_token_prediction.MTPLossLoggingHelper
     for name in LOGGERS:
         stock = getattr(helper, name, None)
@@ -130,14 +130,6 @@ def next_tokens(x: Tensor, packed: MagiPackedSeqParams, dim: int = -1) -> Tensor
     shifted = shift_tokens(x.byte() if flags else x, 1, packed.token_plan, packed.cp_group, dim)
     shifted = shifted.index_fill(dim, packed.last_rows, 0)
     return shifted.bool() if flags else shifted
-
-
-def _replace(name: str, make: Callable[[Function], Function]) -> None:
-    """Replace the stock function by make(stock), in every Megatron module that has imported it."""
-    stock = getattr(multi_token_prediction, name)
-    if hasattr(stock, "__wrapped__"):
-        return
-    replace_everywhere(stock, make(stock), within="megatron.")
 
 
 def _shift_by_plan(stock: Function) -> Function:

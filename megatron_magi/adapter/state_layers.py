@@ -19,7 +19,7 @@ from typing import Any
 from megatron.core.ssm import mamba_context_parallel
 from torch import Tensor
 
-from megatron_magi.adapter.monkeypatch import replace_everywhere
+from megatron_magi.adapter.monkeypatch import wrap_in_megatron
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.stream_view import ROWS, StreamParams, StreamRows, stream_view
 
@@ -82,11 +82,13 @@ def install_state_layers() -> None:
 
     Calls without magi's packed parameters use the stock functions. A second call changes nothing.
     """
-    _replace(mamba_context_parallel, "_undo_attention_load_balancing", _to_stream)
-    _replace(mamba_context_parallel, "_redo_attention_load_balancing", _to_ranks)
+    to_stream = functools.partial(_reordered, reorder=StreamRows.to_stream)
+    to_ranks = functools.partial(_reordered, reorder=StreamRows.to_ranks)
+    wrap_in_megatron(mamba_context_parallel, "_undo_attention_load_balancing", to_stream)
+    wrap_in_megatron(mamba_context_parallel, "_redo_attention_load_balancing", to_ranks)
     if has_packed_delta_net():
         common = importlib.import_module(DELTA_NET)
-        _replace(common, "_build_thd_cp_a2a_perm", _order_of_plan)
+        wrap_in_megatron(common, "_build_thd_cp_a2a_perm", _order_of_plan)
         stock = common._GDNBase._resolve_cu_seqlens
         if not hasattr(stock, "__wrapped__"):
             common._GDNBase._resolve_cu_seqlens = _documents_of_plan(stock)
@@ -124,21 +126,6 @@ def _check_layout(layer: Any, hidden: Tensor, packed: MagiPackedSeqParams) -> No
             f"on each of {wanted[2]} ranks, got {rows} x batch {batch} on {cp_size}; dispatch the "
             f"batch by the same plan"
         )
-
-
-def _replace(module: Any, name: str, make: Callable[[Function], Function]) -> None:
-    """Replace the stock function by make(stock), in every Megatron module that has imported it."""
-    stock = getattr(module, name)
-    if not hasattr(stock, "__wrapped__"):
-        replace_everywhere(stock, make(stock), within="megatron.")
-
-
-def _to_stream(stock: Function) -> Function:
-    return _reordered(stock, StreamRows.to_stream)
-
-
-def _to_ranks(stock: Function) -> Function:
-    return _reordered(stock, StreamRows.to_ranks)
 
 
 def _reordered(stock: Function, reorder: Callable[[StreamRows, Tensor], Tensor]) -> Function:

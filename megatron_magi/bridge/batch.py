@@ -32,33 +32,17 @@ def with_documents(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_sentinels(cu_seqlens: Tensor) -> Tensor:
-    return cu_seqlens if cu_seqlens.numel() < 2 else _one_stream(cu_seqlens)
-
-
-def _one_stream(cu_seqlens: Tensor) -> Tensor:
+    if cu_seqlens.numel() < 2 or (cu_seqlens.dim() == 2 and cu_seqlens.shape[0] != 1):
+        return cu_seqlens  # the launcher says what is wrong with several rows
     row = cu_seqlens.reshape(-1)
-    if cu_seqlens.dim() == 2 and cu_seqlens.shape[0] != 1:
-        return cu_seqlens  # the launcher says what is wrong with it
     return row[row >= 0]
 
 
-def dispatch_bridge_batch(launch: LauncherState, batch: dict[str, Any]) -> dict[str, Any]:
-    """Bridge's batch with this rank's rows in place of all of them, as a new dict."""
+@hook
+def replace_rows(
+    launch: LauncherState, original: Any, batch: dict[str, Any], *args: Any, **kwargs: Any
+) -> Any:
+    """For `get_batch_on_this_cp_rank` and `_partition_packed_batch_for_cp`, by which Bridge shares
+    out plain rows and packed documents: this rank's rows in place of all, as a new dict."""
     local = dispatch_dict(launch, with_documents(batch))
     return {name: local[name] for name in batch}
-
-
-@hook
-def replace_cp_batch(
-    launch: LauncherState, original: Any, batch: dict[str, Any], *args: Any, **kwargs: Any
-) -> Any:
-    """For `get_batch_on_this_cp_rank`, by which Bridge shares out plain rows."""
-    return dispatch_bridge_batch(launch, batch)
-
-
-@hook
-def replace_packed_batch(
-    launch: LauncherState, original: Any, batch: dict[str, Any], *args: Any, **kwargs: Any
-) -> Any:
-    """For `_partition_packed_batch_for_cp`, by which Bridge shares out packed documents."""
-    return dispatch_bridge_batch(launch, batch)

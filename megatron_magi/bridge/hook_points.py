@@ -12,11 +12,11 @@ QWEN_TEXT = "megatron.bridge.models.qwen_vl.modelling_qwen3_vl.text_model"
 OF_BRIDGE = (
     HookPoint(
         "batch", "megatron.core.utils", "get_batch_on_this_cp_rank", ("batch", "cp_group"),
-        batch.replace_cp_batch, everywhere=True,
+        batch.replace_rows, everywhere=True,
     ),
     HookPoint(
         "packed-batch", "megatron.bridge.training.gpt_step", "_partition_packed_batch_for_cp",
-        ("batch", "cp_group"), batch.replace_packed_batch,
+        ("batch", "cp_group"), batch.replace_rows,
     ),
     HookPoint(
         "vision-rows", "megatron.bridge.training.utils.packed_seq_utils",

@@ -7,7 +7,6 @@ import ast
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -67,24 +66,13 @@ def _parser(arguments: Sequence[str]) -> CommandParser:
         epilog=EXAMPLES + "\nHelp on one command: megatron-magi COMMAND --help",
     )
     parser.add_argument("--version", action="version", version=f"megatron_magi {__version__}")
-    parser.family = lambda: [parser, *_all_commands()]
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in COMMANDS:
         if name in arguments[:1]:
-            _add_command(commands, name).family = parser.family
+            _add_command(commands, name)
         else:  # not imported: a module may import Megatron, and `check` looks for another one
             commands.add_parser(name, help=_summary(name))
     return parser
-
-
-def _all_commands() -> list[CommandParser]:
-    """Parsers of all commands whose modules can be imported, for hints."""
-    commands = CommandParser(prog="megatron-magi").add_subparsers()
-    found = []
-    for name in COMMANDS:
-        with suppress(ImportError):
-            found.append(_add_command(commands, name))
-    return found
 
 
 def _summary(name: str) -> str:
@@ -93,10 +81,9 @@ def _summary(name: str) -> str:
     return str(ast.get_docstring(ast.parse(source))).partition("\n")[0]
 
 
-def _add_command(commands: argparse._SubParsersAction[CommandParser], name: str) -> CommandParser:
+def _add_command(commands: argparse._SubParsersAction[CommandParser], name: str) -> None:
     """Import a command's module and add its parser."""
     module = import_module(f"megatron_magi.cli.{name}")
     summary, _, details = str(module.__doc__).partition("\n")
     parser = commands.add_parser(name, help=summary, description=summary, epilog=details.strip())
     module.add_arguments(parser)
-    return parser

@@ -20,12 +20,14 @@ from megatron_magi.balance.layout_times import (
     price,
     recommended,
 )
-from megatron_magi.cli.mask_shape import Few, few_numbers
+from megatron_magi.cli.mask_shape import few_numbers
 from megatron_magi.cli.parser import UsageError
 
 if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi import HeadShape
 
+USUAL_MODEL, USUAL_HEADS = "32,4096,14336,128256", "32,8,128"
+"""Sizes where --model and --heads are not given."""
 ATTENTION_TFLOPS, PRODUCT_TFLOPS = 560.0, 650.0
 """Rates of a Hopper GPU in bf16, forward and backward."""
 LINK_BYTES = 300e9
@@ -112,11 +114,12 @@ class LayoutJob:
         if options.gpus < 1 or options.gpus % (tp * pp):
             raise UsageError(f"--gpus must be a multiple of {tp * pp} (--tp x --pp), got "
                              f"{options.gpus}; change one of them")  # fmt: skip
-        form = Few("--model", "LAYERS,HIDDEN,FFN,VOCAB", (4,), "32,4096,14336,128256")
-        model = Model(*few_numbers(options.model or form.example, form))
-        heads = Few("--heads", "three numbers Q,KV,DIM", (3,), "32,8,128")
-        given = (options.heads or heads.example).replace("/", ",").replace("x", ",")
-        shape = HeadShape(*few_numbers(given, heads, options.heads or ""))
+        form = "LAYERS,HIDDEN,FFN,VOCAB"
+        sizes = options.model or USUAL_MODEL
+        model = Model(*few_numbers(sizes, "--model", form, (4,), USUAL_MODEL))
+        form, heads = "three numbers Q,KV,DIM", options.heads or USUAL_HEADS
+        given = heads.replace("/", ",").replace("x", ",")
+        shape = HeadShape(*few_numbers(given, "--heads", form, (3,), USUAL_HEADS, heads))
         tokens = _tokens_that_fit(model, shape, options)
         machine = Machine(options.gpus, options.gpus_per_node or 8, tp * pp, pp,
                           options.replicas_meet, tokens)  # fmt: skip

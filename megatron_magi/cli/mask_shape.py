@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Container
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -170,31 +169,28 @@ def _window(options: argparse.Namespace) -> tuple[int, int] | None:
     if options.window is None:
         return None
     given = options.window.replace("-1", str(2**30))
-    form = Few("--window", "L or L,R", (1, 2), "1024")
-    sides = few_numbers(given, form, options.window)
+    sides = few_numbers(given, "--window", "L or L,R", (1, 2), "1024", options.window)
     left, right = (-1 if side == 2**30 else side for side in (*sides, 0)[:2])
     return left, right
 
 
-@dataclass(frozen=True)
-class Few:
-    """Parser of an option with a few numbers."""
+def few_numbers(
+    text: str, option: str, form: str, counts: Container[int], example: str, shown: str = ""
+) -> list[int]:
+    """The numbers of an option that takes a few of them.
 
-    option: str
-    form: str
-    """For people: what the numbers are."""
-    counts: Container[int]
-    example: str
+    Args:
+        form: for people: what the numbers are.
+        counts: how many there may be.
+        shown: what the user wrote, if it was not `text`.
 
-
-def few_numbers(text: str, form: Few, shown: str = "") -> list[int]:
-    """An option's numbers, where it takes a few of them; `shown` is what the user wrote."""
+    Raises:
+        UsageError: no numbers, or another count.
+    """
     try:
         values = numbers(text)
     except UsageError:
         values = []
-    if len(values) not in form.counts:
-        raise UsageError(
-            f"{form.option} must be {form.form}, got {shown or text!r}; such as {form.example}"
-        )
+    if len(values) not in counts:
+        raise UsageError(f"{option} must be {form}, got {shown or text!r}; such as {example}")
     return values

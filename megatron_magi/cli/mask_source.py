@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from megatron_magi.cli.errors import encoding_error, file_error
 from megatron_magi.cli.mask_shape import (
-    Few,
     add_shape_options,
     few_numbers,
     mask_of_documents,
@@ -103,9 +102,10 @@ def _with_options(given: PlanInput, options: argparse.Namespace) -> PlanInput:
         from megatron_magi import HeadShape
 
         form = "three numbers Q,KV,DIM, or four with the head_dim of values"
-        asked = Few("--heads", form, (3, 4), "32,8,128")
         given_numbers = re.sub("[/x]", ",", options.heads)
-        q, kv, dim, *values = few_numbers(given_numbers, asked, options.heads)
+        q, kv, dim, *values = few_numbers(
+            given_numbers, "--heads", form, (3, 4), "32,8,128", options.heads
+        )
         changes["head_shape"] = HeadShape(q, kv, dim, head_dim_v=values[0] if values else None)
     if options.token_multiple is not None:
         changes["token_multiple"] = options.token_multiple

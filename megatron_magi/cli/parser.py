@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -18,8 +17,6 @@ class UsageError(Exception):
 class CommandParser(argparse.ArgumentParser):
     """A parser whose help keeps its line breaks and whose errors suggest."""
 
-    family: Callable[[], Sequence[CommandParser]] = tuple
-    """Makes the parsers of all commands: an option may be one of theirs."""
     _given: Sequence[str] = ()
 
     def __init__(self, **arguments: Any) -> None:
@@ -44,15 +41,8 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog} has no option {option}; {hint or 'see --help'}")
 
     def hint(self, option: str) -> str:
-        """The nearest option of this command, or that of another command."""
-        here = list(self._option_string_actions)
-        for cutoff in (0.8, 0.55):
-            if near := get_close_matches(option, here, n=1, cutoff=cutoff):
-                return f"did you mean {near[0]}?"
-            for other in self.family():
-                if near := get_close_matches(option, other._option_string_actions, 1, 0.8):
-                    return f"did you mean {other.prog} {near[0]}?"
-        return ""
+        """The nearest option of this command."""
+        return nearest(option, self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
         """Raise the error as one sentence that ends with the help to read."""
@@ -88,17 +78,6 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--json", action="store_true", help="one JSON object on standard output")
     group.add_argument("--quiet", "-q", action="store_true", help="one line, or only problems")
-
-
-def positive(text: str) -> float:
-    """A number above 0, for an option."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text}")
-    return value
 
 
 MOST_NUMBERS = 2**20

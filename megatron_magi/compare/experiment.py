@@ -1,18 +1,16 @@
-"""Reads and writes an experiment: one JSON file with the curves of all its runs.
+"""Reads an experiment: one JSON file with the curves of all its runs.
 
 A path below the file names a run: `records/llama.json/stock_1`. The file has "meta" (date, commit,
 command, machine) and, in "runs", the columns of each run's `RunCurves` by name. Numbers keep all
-their digits, so a run that was written is read as it was. JSON has no inf and nan; they are text.
+their digits. JSON has no inf and nan; they are text.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,14 +23,6 @@ SUFFIX = ".json"
 CURVES = ("loss", "grad_norm", "step_seconds", "tokens_per_second")
 Row = Mapping[str, Any]
 """A gradient's error, as a line of gradient_errors.csv has it."""
-
-
-class SavedRun(NamedTuple):
-    """Everything that a comparison reads of a run."""
-
-    curves: RunCurves
-    model: ModelFacts | None = None
-    gradients: Iterable[Row] = ()
 
 
 def is_run(path: Path) -> bool:
@@ -62,21 +52,6 @@ def read_gradients(path: Path) -> list[dict[str, Any]]:
         AttributeError, TypeError, ValueError: its gradients are not columns of one length.
     """
     return _rows(_run_of(path).get("gradients", {}))
-
-
-def write(
-    path: Path, runs: Iterable[SavedRun], meta: Mapping[str, Any], **more: Mapping[str, Any]
-) -> None:
-    """Writes an experiment, each run by the name of its curves.
-
-    Args:
-        meta: date, commit, command and machine, as every record has them.
-        more: further sections, such as printed verdicts.
-    """
-    named = {run.curves.name: _columns(run) for run in runs}
-    unfinished = path.with_suffix(".partial")
-    unfinished.write_text(_text({"meta": meta, **more, "runs": named}) + "\n")
-    unfinished.replace(path)
 
 
 def _run_of(path: Path) -> dict[str, Any]:
@@ -133,45 +108,3 @@ def _curve(values: Iterable[float | str]) -> Curve:
 def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     values = zip(*columns.values(), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in values]
-
-
-def _columns(run: SavedRun) -> dict[str, Any]:
-    """Returns a run as JSON has it; what it does not have is left out."""
-    curves, model, gradients = run
-    positions = [{**asdict(b), "loss": loss} for b, loss in curves.by_position.items()]
-    found = {
-        "first_iteration": curves.first_iteration,
-        "loss_tokens": curves.loss_tokens,
-        "num_processes": curves.num_processes,
-        **{name: getattr(curves, name).tolist() for name in CURVES},
-        "validation": {str(i): loss for i, loss in curves.validation.items()},
-        "positions": _transposed(positions),
-        "model": model and asdict(model),
-        "gradients": _transposed(gradients),
-    }
-    optional = ("positions", "model", "gradients")
-    return {name: _plain(x) for name, x in found.items() if x or name not in optional}
-
-
-def _transposed(given: Iterable[Row]) -> dict[str, list[Any]]:
-    rows = list(given)
-    return {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
-
-
-def _plain(value: Any) -> Any:
-    """Returns the value with inf and nan as text."""
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _text(value: Any, depth: int = 0) -> str:
-    """Returns JSON with a column a line, so that a diff shows which changed."""
-    is_nested = isinstance(value, dict) and any(isinstance(x, list) for x in value.values())
-    if not value or not isinstance(value, dict) or (depth > 2 and not is_nested):
-        return json.dumps(value, allow_nan=False)
-    space = " " * depth
-    lines = [f"{space} {json.dumps(name)}: {_text(x, depth + 1)}" for name, x in value.items()]
-    return "{\n" + ",\n".join(lines) + f"\n{space}}}"

@@ -2,75 +2,53 @@
 
 from __future__ import annotations
 
-_GONE = "gone: it is the default"
-_GONE_APART = "gone: leave it out"
-_DEEPSPEED = "of DeepSpeed: leave it out"
-_FORK = "of a fork: leave it out"
-
-
-def _now(flag: str) -> str:
-    return f"now {flag}"
-
-
-FORMER_FLAGS: dict[str, str] = {
-    "--no-async-tensor-model-parallel-allreduce": _GONE,
-    "--async-tensor-model-parallel-allreduce": _GONE,
-    "--use-contiguous-buffers-in-local-ddp": _GONE,
-    "--no-query-key-layer-scaling": _GONE,
-    "--mmap-warmup": _GONE_APART,
-    "--use-legacy-models": _GONE_APART,
-    "--use-flash-attn-v2": "gone: --attention-backend chooses",
-    "--no-contiguous-buffers-in-local-ddp": _GONE_APART,
-    "--DDP-impl": _GONE_APART,
-    "--data-impl": _GONE_APART,
-    "--no-scatter-gather-tensors-in-pipeline": _GONE_APART,
-    "--standalone-embedding-stage": _now("--pipeline-model-parallel-layout"),
-    "--pipeline-model-parallel-split-rank": _GONE_APART,
-    "--num-layers-in-first-pipeline-stage": _now("--decoder-first-pipeline-num-layers"),
-    "--activations-checkpoint-method": _now("--recompute-method"),
-    "--checkpoint-num-layers": _now("--recompute-num-layers"),
-    "--distribute-checkpointed-activations": _now("--distribute-saved-activations"),
-    "--fp8-hybrid": _now("--fp8-format hybrid"),
-    "--fp8-e4m3": _now("--fp8-format e4m3"),
-    "--transformer-engine": _now("--transformer-impl transformer_engine"),
-    "--layernorm-epsilon": _now("--norm-epsilon"),
-    "--use-rmsnorm": _now("--normalization RMSNorm"),
-    "--RMSNorm": _now("--normalization RMSNorm"),
-    "--no-add-position-embedding": _now("--position-embedding-type"),
-    "--add-position-embedding": _GONE,
-    "--override-lr-scheduler": _now("--override-opt_param-scheduler"),
-    "--use-checkpoint-lr-scheduler": _now("--use-checkpoint-opt_param-scheduler"),
-    "--overlap-p2p-communication": _GONE,
-    "--delay-grad-reduce": _GONE_APART,
-    "--no-delay-grad-reduce": _GONE_APART,
-    "--use-custom-fsdp": _now("--use-megatron-fsdp"),
-    "--enable-expert-tensor-parallelism": _now("--expert-tensor-parallel-size"),
-    "--moe-extended-tp": _now("--expert-tensor-parallel-size"),
-    "--moe-train-capacity-factor": _now("--moe-expert-capacity-factor"),
-    "--moe-use-legacy-grouped-gemm": _now("--moe-grouped-gemm"),
-    "--hybrid-attention-ratio": _now("--hybrid-layer-pattern"),
-    "--hybrid-mlp-ratio": _now("--hybrid-layer-pattern"),
-    "--legacy-tokenizer": _GONE_APART,
-    "--seq-len": _now("--seq-length"),
-    "--num-attention-heads-kv": _now("--num-query-groups"),
-    "--log-optimizer-states-to-tensorboard": _FORK,
-    "--embed-layernorm": _FORK,
-    "--kill-switch-path": _FORK,
-    "--pp-partition-method": _FORK,
-    "--tokenizer-name-or-path": _now("--tokenizer-model"),
-    "--use-fused-rmsnorm": _FORK,
-    "--use-fused-swiglu": _FORK,
-    "--use-fused-rotary-pos-emb": _FORK,
-    "--use-cp-send-recv-overlap": _FORK,
-    "--context-parallel-algo": _now("--cp-comm-type"),
-    "--reuse-fp32-param": _FORK,
-    "--shape-order": _FORK,
-    "--cpu-optimizer": _now("--optimizer-cpu-offload"),
-    "--deepspeed": _DEEPSPEED,
-    "--deepspeed_config": _DEEPSPEED,
-    "--zero-stage": _DEEPSPEED,
-    "--deepspeed-activation-checkpointing": _DEEPSPEED,
-    "--ds-sequence-parallel-size": _now("--context-parallel-size"),
-    "--no-pipeline-parallel": _DEEPSPEED,
+_FLAGS_BY_HINT = {
+    "gone: it is the default": (
+        "--no-async-tensor-model-parallel-allreduce --async-tensor-model-parallel-allreduce "
+        "--use-contiguous-buffers-in-local-ddp --no-query-key-layer-scaling "
+        "--add-position-embedding --overlap-p2p-communication"
+    ),
+    "gone: leave it out": (
+        "--mmap-warmup --use-legacy-models --no-contiguous-buffers-in-local-ddp --DDP-impl "
+        "--data-impl --no-scatter-gather-tensors-in-pipeline "
+        "--pipeline-model-parallel-split-rank --delay-grad-reduce --no-delay-grad-reduce "
+        "--legacy-tokenizer"
+    ),
+    "gone: --attention-backend chooses": "--use-flash-attn-v2",
+    "now --pipeline-model-parallel-layout": "--standalone-embedding-stage",
+    "now --decoder-first-pipeline-num-layers": "--num-layers-in-first-pipeline-stage",
+    "now --recompute-method": "--activations-checkpoint-method",
+    "now --recompute-num-layers": "--checkpoint-num-layers",
+    "now --distribute-saved-activations": "--distribute-checkpointed-activations",
+    "now --fp8-format hybrid": "--fp8-hybrid",
+    "now --fp8-format e4m3": "--fp8-e4m3",
+    "now --transformer-impl transformer_engine": "--transformer-engine",
+    "now --norm-epsilon": "--layernorm-epsilon",
+    "now --normalization RMSNorm": "--use-rmsnorm --RMSNorm",
+    "now --position-embedding-type": "--no-add-position-embedding",
+    "now --override-opt_param-scheduler": "--override-lr-scheduler",
+    "now --use-checkpoint-opt_param-scheduler": "--use-checkpoint-lr-scheduler",
+    "now --use-megatron-fsdp": "--use-custom-fsdp",
+    "now --expert-tensor-parallel-size": "--enable-expert-tensor-parallelism --moe-extended-tp",
+    "now --moe-expert-capacity-factor": "--moe-train-capacity-factor",
+    "now --moe-grouped-gemm": "--moe-use-legacy-grouped-gemm",
+    "now --hybrid-layer-pattern": "--hybrid-attention-ratio --hybrid-mlp-ratio",
+    "now --seq-length": "--seq-len",
+    "now --num-query-groups": "--num-attention-heads-kv",
+    "of a fork: leave it out": (
+        "--log-optimizer-states-to-tensorboard --embed-layernorm --kill-switch-path "
+        "--pp-partition-method --use-fused-rmsnorm --use-fused-swiglu "
+        "--use-fused-rotary-pos-emb --use-cp-send-recv-overlap --reuse-fp32-param --shape-order"
+    ),
+    "now --tokenizer-model": "--tokenizer-name-or-path",
+    "now --cp-comm-type": "--context-parallel-algo",
+    "now --optimizer-cpu-offload": "--cpu-optimizer",
+    "of DeepSpeed: leave it out": (
+        "--deepspeed --deepspeed_config --zero-stage --deepspeed-activation-checkpointing "
+        "--no-pipeline-parallel"
+    ),
+    "now --context-parallel-size": "--ds-sequence-parallel-size",
 }
+
+FORMER_FLAGS = {flag: hint for hint, flags in _FLAGS_BY_HINT.items() for flag in flags.split()}
 """Hints that follow an unknown flag, in brackets."""

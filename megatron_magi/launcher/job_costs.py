@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from megatron_magi.adapter.model_shape import is_window_layer
 from megatron_magi.balance.cost import TILE, CostShape
-from megatron_magi.launcher.job_sizes import heads_of, knows_heads
+from megatron_magi.launcher.job_sizes import ModelSizes, dtype_of, heads_of, knows_heads
 
 
 def cost_shape(args: Any) -> CostShape:
@@ -15,8 +16,9 @@ def cost_shape(args: Any) -> CostShape:
     """
     if not knows_heads(args):
         return CostShape(tile_cost=1, token_cost=0, full_layers=1)
-    heads, window = heads_of(args), _window(args)
-    layers = [window is not None and _is_window_layer(args, i) for i in range(args.num_layers)]
+    heads, window, sizes = heads_of(args), _window(args), ModelSizes(args, dtype_of(args))
+    numbers = range(1, args.num_layers + 1)
+    layers = [window is not None and is_window_layer(sizes, number) for number in numbers]
     products = 3 * args.num_layers * _weights_of_layer(args)
     return CostShape(
         tile_cost=4 * heads.head_dim + 3 * heads.value_dim,
@@ -58,11 +60,3 @@ def _window(args: Any) -> int | None:
     """Tokens before its own that a row of a window layer sees; None for all."""
     window = getattr(args, "window_size", None)
     return None if window is None or int(window[0]) < 0 else int(window[0])
-
-
-def _is_window_layer(args: Any, layer: int) -> bool:
-    """As Megatron counts them, which numbers layers from 1."""
-    skipped = getattr(args, "window_attn_skip_freq", None)
-    if isinstance(skipped, list):
-        return bool(skipped[layer])
-    return skipped is None or (layer + 1) % int(skipped) != 0

@@ -56,8 +56,7 @@ def run_schedule(launch: LauncherState, schedule: Callable[..., Any], **kwargs: 
     )
     kwargs["micro_batch_size"] = 1
     kwargs["decoder_seq_length"] = None
-    step = with_counted_loss(kwargs["forward_step_func"])
-    kwargs["forward_step_func"] = with_own_sample(launch, step)
+    kwargs["forward_step_func"] = counted_forward_step(launch, kwargs["forward_step_func"])
     launch.sequences = (count, length)
     try:
         result = schedule(**kwargs)
@@ -82,30 +81,23 @@ def of_whole_microbatches(
     return reports
 
 
-def with_counted_loss(forward_step: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward step with a loss function that must count its tokens.
+def counted_forward_step(
+    launch: LauncherState, forward_step: Callable[..., Any]
+) -> Callable[..., Any]:
+    """The forward step, which draws its sample of the iterator that it is given, with a loss
+    function that must count its tokens.
 
     Per-token loss divides every gradient by the tokens of all ranks, and Megatron takes a missing
     count as 0. Gradients would then not be divided at all, without an error.
     """
 
     @functools.wraps(forward_step)
-    def checked_forward_step(*args: Any, **kwargs: Any) -> Any:
-        output, loss_function = forward_step(*args, **kwargs)
+    def run(iterator: Any, *args: Any, **kwargs: Any) -> Any:
+        launch.microbatch.begin(iterator)
+        output, loss_function = forward_step(iterator, *args, **kwargs)
         return output, functools.partial(_counted, loss_function)
 
-    return checked_forward_step
-
-
-def with_own_sample(launch: LauncherState, forward_step: Callable[..., Any]) -> Callable[..., Any]:
-    """The forward step, which draws its sample of the iterator that it is given."""
-
-    @functools.wraps(forward_step)
-    def begun_forward_step(iterator: Any, *args: Any, **kwargs: Any) -> Any:
-        launch.microbatch.begin(iterator)
-        return forward_step(iterator, *args, **kwargs)
-
-    return begun_forward_step
+    return run
 
 
 def _counted(loss_function: Callable[..., Any], output: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from megatron_magi.launcher import nvte_env
-from megatron_magi.launcher.changed_arguments import MASK_FLAG
 from megatron_magi.launcher.constraints import refuse_arguments
 from megatron_magi.launcher.session import LauncherState, hook
 
@@ -41,8 +40,8 @@ def change_settings(args: Any) -> list[str]:
     if args.create_attention_mask_in_dataloader:
         args.create_attention_mask_in_dataloader = False
         said.append(
-            f"{MASK_FLAG} is set: the plan is the mask; pass it to stock runs with "
-            "TransformerEngine too, which it makes faster"
+            "--no-create-attention-mask-in-dataloader is set: the plan is the mask; pass it to "
+            "stock runs with TransformerEngine too, which it makes faster"
         )
     if not args.calculate_per_token_loss:
         args.calculate_per_token_loss = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megatron_magi.checks import flag, instance, integer, optional_integer, pair
+from megatron_magi.checks import flag, integer, pair
 
 NaiveRange = tuple[int, int]
 
@@ -61,26 +61,6 @@ class AttnRange:
     def clone(self) -> AttnRange:
         """A range of its own with the same ends."""
         return AttnRange(self.start, self.end)
-
-    def offset(self, offset: int) -> AttnRange:
-        """The range moved by ``offset`` tokens."""
-        offset = integer(offset, "offset")
-        return AttnRange(self.start + offset, self.end + offset)
-
-    def truncate(self, start: int | None = None, end: int | None = None) -> AttnRange:
-        """The part inside ``[start, end)``; empty at its start if there is none."""
-        start, end = optional_integer(start, "start"), optional_integer(end, "end")
-        low = self.start if start is None else max(self.start, start)
-        return AttnRange(low, max(low, self.end if end is None else min(self.end, end)))
-
-    def intersect(self, other: AttnRange) -> AttnRange:
-        """The common part, empty if there is none."""
-        instance(other, AttnRange, "other", "pass AttnRange(start, end)")
-        return self.truncate(other.start, other.end)
-
-    def intersect_size(self, other: AttnRange) -> int:
-        """Tokens of both."""
-        return self.intersect(other).seqlen
 
     def __len__(self) -> int:
         return self.seqlen

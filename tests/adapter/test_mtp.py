@@ -39,6 +39,7 @@ REGULAR = [
     for name, layout in layouts.items()
 ]
 FEATURE = [
+    case("one-depth-cp2", mtp=1, cp=2),
     case("tp2-sp-cp2", 2, tp=2, sp=True, cp=2),
     case("dp2-cp2-distributed-optimizer", 2, dp=2, cp=2, distributed_optimizer=True),
     case("cp2-pp2-vpp2-tied", 2, cp=2, pp=2, vpp=2, tied=True),

@@ -112,7 +112,9 @@ def test_rows_without_a_plan_are_refused(cp_size: int, packed: Any, text: str) -
 
 def test_a_layer_that_was_added_after_attach_is_refused() -> None:
     packed = packed_of([0, 96], 1)
-    undo = state_layers._to_stream(lambda input_, cp_size, packed_seq_params=None: input_)
+    undo = state_layers._reordered(
+        lambda input_, cp_size, packed_seq_params=None: input_, state_layers.StreamRows.to_stream
+    )
     with pytest.raises(RuntimeError, match="must be attached"):
         undo(torch.zeros(96, 1), 2, packed)
     assert undo(torch.zeros(3, 1), 2).shape == (3, 1), "stock calls stay stock"

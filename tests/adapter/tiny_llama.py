@@ -29,8 +29,8 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
+from examples.init_by_name import init_by_name
 from megatron_magi.adapter import (
-    init,
     layer_spec,
     loss,
     packed,
@@ -247,7 +247,7 @@ def build_chunks(layout: Layout, config: TransformerConfig) -> list[torch.nn.Mod
             vp_stage=vp_stage,
         )
         models.append(model)
-    init.init_by_name(models)
+    init_by_name(models)
     options.set_sinks(models)
     state_runs.set_state_weights(models)
     if layout.attention == "stock" and layout.mtp:

@@ -25,6 +25,7 @@ from megatron_magi.bridge.cpu import install_cpu_bridge  # noqa: E402
 
 install_cpu_bridge()
 
+from init_by_name import init_by_name  # noqa: E402
 from megatron.bridge.peft.lora import LoRA  # noqa: E402
 from megatron.bridge.training import setup, train  # noqa: E402
 from megatron.bridge.training.finetune import finetune  # noqa: E402
@@ -34,7 +35,6 @@ from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.core.tokenizers.text.libraries.null_tokenizer import NullTokenizer  # noqa: E402
 from tiny_config import tiny_config  # noqa: E402
 
-from megatron_magi.adapter.init import init_by_name  # noqa: E402
 from megatron_magi.bridge.launch import BridgeLaunch  # noqa: E402
 
 NullTokenizer.eos_id = NullTokenizer.eod  # Bridge's packed data sets ask for it

@@ -24,7 +24,8 @@ from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed  # noqa: E402
 from megatron.core.transformer import TransformerConfig  # noqa: E402
 
-from megatron_magi.adapter import MEGATRON_VERSION, init, layer_spec  # noqa: E402
+from examples.init_by_name import init_by_name  # noqa: E402
+from megatron_magi.adapter import MEGATRON_VERSION, layer_spec  # noqa: E402
 from megatron_magi.bridge.hook_points import bridge_points  # noqa: E402
 from megatron_magi.bridge.launch import BridgeLaunch  # noqa: E402
 from megatron_magi.config import CostTable, MagiConfig  # noqa: E402
@@ -126,7 +127,7 @@ def new_model(cp_size: int) -> torch.nn.Module:
         position_embedding_type="mrope",
         scatter_embedding_sequence_parallel=False,
     )
-    init.init_by_name(language)
+    init_by_name(language)
     model = tiny_qwen.TinyQwen(language, PATCH, parallel_state.get_context_parallel_group())
     torch.nn.init.normal_(
         model.vision_model.weight, std=0.3, generator=torch.Generator().manual_seed(3)

@@ -1,7 +1,5 @@
 """Numbers and hints of the command line's parser."""
 
-import argparse
-
 import pytest
 
 from megatron_magi.cli.parser import (
@@ -11,7 +9,6 @@ from megatron_magi.cli.parser import (
     UsageError,
     nearest,
     numbers,
-    positive,
 )
 
 
@@ -47,27 +44,14 @@ def test_what_is_no_number_is_refused(text: str, part: str) -> None:
     assert part in str(error.value)
 
 
-def test_positive() -> None:
-    assert positive("0.5") == 0.5
-    for text in ("0", "-1", "nan", "inf", "one"):
-        with pytest.raises(
-            argparse.ArgumentTypeError, match=f"must be a number above 0, got {text}"
-        ):
-            positive(text)
-
-
 def test_the_nearest_word() -> None:
     assert nearest("causl", ["full", "causal"]) == "did you mean causal?"
     assert nearest("xyz", ["full", "causal"]) == ""
 
 
-def test_an_option_of_another_command_is_named() -> None:
-    here, other = CommandParser(prog="magi here"), CommandParser(prog="magi other")
+def test_the_nearest_option_is_named() -> None:
+    here = CommandParser(prog="magi here")
     here.add_argument("--window")
-    other.add_argument("--chunk-size")
-    here.family = lambda: [other]
-    assert here.hint("--windw") == "did you mean --window?"
-    assert here.hint("--chunksize") == "did you mean magi other --chunk-size?"
     assert here.hint("--zzz") == ""
     with pytest.raises(UsageError, match="magi here has no option --windw; did you mean --window"):
         here.parse_args(["--windw", "3"])

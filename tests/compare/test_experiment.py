@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.lib import experiment as program
+from benchmarks.lib.experiment import SavedRun
 from megatron_magi.cli.parser import UsageError
-from megatron_magi.compare import experiment
-from megatron_magi.compare.experiment import SavedRun
 from megatron_magi.compare.gradient_errors import ERRORS, Baseline, gradient_errors, read_errors
 from megatron_magi.compare.model_facts import ModelFacts
 from megatron_magi.compare.positions import Bucket
@@ -82,7 +81,7 @@ def test_a_written_experiment_is_read_and_made_again(tmp_path: Path) -> None:
     one, file = curves("one", np.array([3.0, 2.0]), num_processes=4), tmp_path / "x.json"
     errors = [asdict(gradient_error("weight", 0.25))]
     runs = [SavedRun(one, ModelFacts("bf16", 128, 0.5), errors), SavedRun(replace(one, name="b"))]
-    experiment.write(file, runs, {"date": "today"}, verdicts={"one": "PASS\n"})
+    program.write(file, runs, {"date": "today"}, verdicts={"one": "PASS\n"})
     assert json.loads(file.read_text())["verdicts"] == {"one": "PASS\n"}
     assert read_run(file / "one").num_processes == 4 and read_run(file / "b").name == "b"
     plain = Baseline((tmp_path / "plain",))
@@ -94,7 +93,7 @@ def test_a_written_experiment_is_read_and_made_again(tmp_path: Path) -> None:
 def test_compare_takes_paths_in_an_experiment(tmp_path: Path, capsys: Capture) -> None:
     file, losses = tmp_path / "x.json", np.array([3.0, 2.0])
     runs = [SavedRun(curves("one", losses)), SavedRun(curves("two", losses * 1.5))]
-    experiment.write(file, runs, {})
+    program.write(file, runs, {})
     words = ("compare", f"{file}/one", f"{file}/one", "--no-figure", "--quiet")
     assert run(capsys, *words)[0] == 0
     assert run(capsys, *words, "--expect-fail", f"{file}/two")[0] == 0
@@ -125,7 +124,7 @@ def test_what_is_no_run_is_said(tmp_path: Path, text: str, path: str, says: str)
 )
 def test_broken_columns_are_said(tmp_path: Path, change: dict[str, object]) -> None:
     file = tmp_path / "x.json"
-    experiment.write(file, [SavedRun(curves("a", np.ones(2)))], {})
+    program.write(file, [SavedRun(curves("a", np.ones(2)))], {})
     record = json.loads(file.read_text())
     record["runs"]["a"].update(change)
     file.write_text(json.dumps(record))

@@ -135,8 +135,6 @@ CONFIGS = [
          {"lse": TENSOR, "max_logits": TENSOR.without(None)}),
 ]  # fmt: skip
 
-ENDS = {"start": INT.without(None), "end": INT.without(None)}
-OTHER = {"other": kind.ONE_RANGE}
 CHECK = {"check": FLAG}
 LIST = kind.everything("", 3, None, [3], [[0]], [[0, 1.5]], "ab").also((torch.tensor(3), "pairs"))
 
@@ -161,9 +159,6 @@ RANGE_CALLS = [
          {"start": INT.also((9, "start <= end")), "end": INT.also((1, "start <= end"))}),
     of_range("from_range", {"attn_range": ONE}, {"attn_range": kind.RANGE} | CHECK,
              words={"attn_range": "range"}),
-    *(of_range(name, {"other": ONE}, OTHER) for name in ("intersect", "intersect_size")),
-    of_range("truncate", {}, ENDS),
-    of_range("offset", {"offset": 3}, {"offset": INT}),
     of_ranges("from_ranges", {"ranges": [[0, 2]]}, {"ranges": LIST} | CHECK,
               words={"ranges": "range"}),
     of_ranges("from_cu_seqlens", {"cu_seqlens": [0, 4], "seq_len": 4},

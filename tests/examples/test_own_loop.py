@@ -52,6 +52,7 @@ def refused(
     """What the example says before it starts anything."""
     script = str(ROOT / "examples" / "own_loop.py")
     monkeypatch.setattr(sys, "argv", [script, *flags])
+    monkeypatch.syspath_prepend(ROOT / "examples")
     monkeypatch.setattr(dist, "init_process_group", lambda *args, **kwargs: pytest.fail("started"))
     with pytest.raises(SystemExit, match="2"):
         runpy.run_path(script, run_name="__main__")

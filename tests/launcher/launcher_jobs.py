@@ -35,8 +35,8 @@ from tiny_flags import TINY, words  # noqa: E402
 
 import megatron_magi.core.kernel.reference  # noqa: E402
 import megatron_magi.launcher.hook_points  # noqa: E402, F401
+from examples.init_by_name import init_by_name  # noqa: E402
 from megatron_magi import run  # noqa: E402
-from megatron_magi.adapter.init import init_by_name  # noqa: E402
 
 with contextlib.suppress(ImportError):  # not every version has this parser
     from read_docstrings import read_docstrings_once

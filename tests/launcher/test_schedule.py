@@ -14,14 +14,16 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.launcher import schedule
 from megatron_magi.launcher.flags import LauncherOptions
 from megatron_magi.launcher.schedule import (
+    counted_forward_step,
     of_whole_microbatches,
     run_schedule,
-    with_counted_loss,
 )
 from megatron_magi.launcher.session import LauncherState
 from tests.process_pool import pool
 
 assert megatron_magi.adapter.MEGATRON_VERSION
+
+LAUNCH = LauncherState(LauncherOptions(MagiConfig()))
 
 
 def step_with(loss_function: Any) -> Any:
@@ -30,25 +32,27 @@ def step_with(loss_function: Any) -> Any:
 
 def test_a_loss_function_with_a_count_is_left_alone() -> None:
     result = torch.tensor(3.0), torch.tensor(3), {}
-    output, loss_function = with_counted_loss(step_with(lambda x: result))(None, None)
+    output, loss_function = counted_forward_step(LAUNCH, step_with(lambda x: result))(None, None)
     assert loss_function(output) is result
 
 
 def test_a_loss_function_without_a_count_is_refused() -> None:
-    output, loss_function = with_counted_loss(step_with(lambda x: (x.mean(), {})))(None, None)
+    output, loss_function = counted_forward_step(LAUNCH, step_with(lambda x: (x.mean(), {})))(
+        None, None
+    )
     with pytest.raises(ValueError, match=r"must return \(sum of losses.*got 2 values"):
         loss_function(output)
 
 
 def test_other_data_than_losses_may_have_any_form() -> None:
     step = step_with(lambda x, non_loss_data: {"logits": x})
-    output, loss_function = with_counted_loss(step)(None, None)
+    output, loss_function = counted_forward_step(LAUNCH, step)(None, None)
     assert loss_function(output, non_loss_data=True) == {"logits": output}
 
 
 def test_a_script_without_our_models_is_refused() -> None:
     with pytest.raises(SystemExit, match="requires a GPTModel or HybridModel"):
-        run_schedule(LauncherState(LauncherOptions(MagiConfig())), lambda **unused: None)
+        run_schedule(LAUNCH, lambda **unused: None)
 
 
 def whole_reports(rank: int) -> list[dict[str, list[float]]]:

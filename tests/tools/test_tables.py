@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from megatron_magi.launcher.changed_arguments import MASK_FLAG
+from benchmarks.lib.changed_arguments import MASK_FLAG
 from tools.docs_text import fill_tables
 from tools.record_table import Row, markdown, pivot
 from tools.table_attention import distributed_rows, kernel_rows, te_rows

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lib.options import at_least, head_counts, list_of, new_file, one_of
+from benchmarks.lib.options import at_least, head_counts, list_of, new_file, one_of, positive
 from megatron_magi.cli.parser import UsageError
 
 
@@ -152,3 +152,12 @@ def test_a_record_that_could_not_be_written_is_refused_first(
 ) -> None:
     said = refusal(program, [option, "/no/such/folder/record.json"], monkeypatch)
     assert option in said and "must be a file in a folder that exists" in said
+
+
+def test_positive() -> None:
+    assert positive("0.5") == 0.5
+    for text in ("0", "-1", "nan", "inf", "one"):
+        with pytest.raises(
+            argparse.ArgumentTypeError, match=f"must be a number above 0, got {text}"
+        ):
+            positive(text)

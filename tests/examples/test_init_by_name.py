@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+
+import megatron_magi.adapter  # noqa: F401  prepares megatron before it is imported
+
+# isort: split
 from megatron.core import parallel_state
 from megatron.core.models.common.language_module.language_module import LanguageModule
 from torch import Tensor
 
-from megatron_magi.adapter import init
-from megatron_magi.adapter.init import init_by_name, named_global_parameters
+from examples.init_by_name import init_by_name, named_global_parameters, sliced_dim
 
 CONFIG = SimpleNamespace(
     init_method_std=0.02, num_layers=8, gated_linear_unit=True,
@@ -191,5 +194,5 @@ def test_what_every_rank_has_is_not_sliced(place: Place) -> None:
         made = model({name: torch.zeros(4, 8)})
         init_by_name(made)
         weights.append(next(made.parameters()))
-    assert torch.equal(*weights) and init.sliced_dim(weights[0]) == -1
-    assert init.sliced_dim(sliced(4, 8, dim=1)) == 1
+    assert torch.equal(*weights) and sliced_dim(weights[0]) == -1
+    assert sliced_dim(sliced(4, 8, dim=1)) == 1

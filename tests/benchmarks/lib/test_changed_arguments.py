@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from megatron_magi.launcher.changed_arguments import ARGUMENTS
+from benchmarks.lib.changed_arguments import ARGUMENTS
 from megatron_magi.launcher.settings import (
     change_settings,
 )
