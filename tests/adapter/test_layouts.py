@@ -77,7 +77,7 @@ CORNER = [
     case("cp3-odd-length", cp=3, seq_length=89),
     case("cp4-padded", cp=4, seq_length=90),
     case("tp2-sp-pp2-cp2-padded", tp=2, sp=True, pp=2, cp=2, seq_length=91),
-    case("tp4-more-than-kv-heads-cp2", tp=4, cp=2),
+    case("tp4-more-than-kv-heads", tp=4),
     case("cp2-one-row-chunks", cp=2, chunk_size=1),
 ]
 AGAIN = case("cp2-pp2-vpp2-again", cp=2, pp=2, vpp=2)
