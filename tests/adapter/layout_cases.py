@@ -15,9 +15,10 @@ step's gradient norm tells rounding errors of tiny gradients, 4e-5 in one case (
 
 SPREAD = {
     *("tp", "sp", "pp", "vpp", "cp", "dp", "ep", "distributed_optimizer", "overlap", "recompute"),
-    *("chunk_size", "overlap_degree", "stock_mtp"),
+    *("chunk_size", "overlap_degree", "stock_mtp", "restart_positions", "batched_p2p"),
+    *("moved_boundary", "moved_boundary_rank"),
 }
-"""Fields of a layout that change where and how a run computes, but not what."""
+"""Fields of a layout that change where and how a run computes, or damage it."""
 
 Run = dict[str, list[float]]
 
@@ -49,14 +50,15 @@ class Case:
 
 
 def run_asked_cases(request: pytest.FixtureRequest, run_jobs: Callable[..., Any]) -> Any:
-    """Results of all cases that the selected tests of a module ask for as `wanted`, and of what
-    they are compared with, from one worker process."""
+    """Results of all cases among the parameters of a module's selected tests, and of what they are
+    compared with, from one worker process."""
     jobs: dict[str, Any] = {}
     for item in request.session.items:
         params = getattr(item, "callspec", None)
-        if item.fspath == request.node.path and params and "wanted" in params.params:
-            asked: Case = params.params["wanted"]
-            jobs |= {needed.id: needed.job() for needed in (asked.baseline(), asked)}
+        if item.fspath == request.node.path and params:
+            for asked in params.params.values():
+                if isinstance(asked, Case):
+                    jobs |= {needed.id: needed.job() for needed in (asked.baseline(), asked)}
     return run_jobs(list(jobs.values()))
 
 

@@ -9,18 +9,21 @@ SLOW_LAYOUTS = {
         *("tp2-sp-cp2", "dp2-distributed-optimizer", "dp2-cp2-overlap", "cp2-recompute-core-attn"),
         *("cp2-stages2", "cp2-stream-positions", "moe-cp2", "moe-ep2-cp2", "window-cp2"),
         *("cp3-odd-length", "cp4-padded", "cp2-one-row-chunks", "bf16-cp2", "tp2-sp-pp2-cp2"),
+        *("cp2-pp4", "moe-ep2-cp2-dp2"),
     },
     "test_mla.py": {
         *("mla-rope-cp2", "mla-rope-cp3-odd-length", "mla-yarn-cp2", "mla-pp2", "mla-tp2-sp"),
         *("mla-cp2-stream-positions", "mla-cp2-recompute-core-attn", "mla-cp2-stages2"),
+        *("mla-rope-one-process", "mla-yarn-one-process"),
     },
     "test_mtp.py": {
-        *("packed-1-cp2-pp2", "packed-2-cp2", "packed-2-cp3", "one-1-one-process"),
-        *("one-1-cp2-pp2", "one-2-cp2", "one-2-cp3", "cp3-odd-length", "cp2-one-row-chunks"),
+        *("packed-one-process", "one-one-process", "cp3-odd-length", "cp4-padded"),
+        "cp2-one-row-chunks",
     },
     "test_attention_options.py": {
         *("learnable-tp2-sp", "learnable-cp2", "learnable-cp3-odd-length", "learnable-cp2-pp2"),
         *("learnable-cp2-recompute-core-attn", "learnable-windows-cp2", "off-by-one-cp2"),
         *("clip-cp3-odd-length", "clip-cp2-recompute-core-attn", "log-cp2"),
+        *("learnable-cp4-padded", "clip-cp2-pp2", "clip-cp2-recompute-full"),
     },
 }

@@ -7,33 +7,11 @@ RoPE: no code of this package inside the model.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
-RELATIVE = 2e-5
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A layout by its differences from one process, and the worlds it needs."""
-
-    id: str
-    layout: dict[str, Any]
-
-    @property
-    def world(self) -> int:
-        sizes = [self.layout.get(name, 1) for name in ("tp", "pp", "cp", "dp")]
-        return sizes[0] * sizes[1] * sizes[2] * sizes[3]
-
-    def baseline(self) -> Case:
-        """The same model and data on one process with stock attention."""
-        model = ("experts", "tied", "seq_length", "packed", "window", "window_skip", "bf16")
-        model += ("latent", "q_lora_rank")
-        kept = {name: self.layout[name] for name in model if name in self.layout}
-        suffix = "-".join(f"{k}={v}" for k, v in sorted(kept.items()))
-        return Case(f"stock {suffix}", {**kept, "attention": "stock"})
+from tests.adapter.layout_cases import RELATIVE, Case, differences, run_asked_cases, values
 
 
 def case(id: str, **layout: Any) -> Case:
@@ -77,7 +55,7 @@ CORNER = [
     case("cp3-odd-length", cp=3, seq_length=89),
     case("cp4-padded", cp=4, seq_length=90),
     case("tp2-sp-pp2-cp2-padded", tp=2, sp=True, pp=2, cp=2, seq_length=91),
-    case("tp4-more-than-kv-heads-cp2", tp=4, cp=2),
+    case("tp4-more-than-kv-heads", tp=4),
     case("cp2-one-row-chunks", cp=2, chunk_size=1),
 ]
 AGAIN = case("cp2-pp2-vpp2-again", cp=2, pp=2, vpp=2)
@@ -99,63 +77,33 @@ BF16 = [
 
 @pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest, run_jobs: Any) -> Any:
-    """Results of all cases the selected tests ask for, from one worker process."""
-    wanted: dict[str, Case] = {}
-    for item in request.session.items:
-        params = getattr(item, "callspec", None)
-        if item.fspath == request.node.path and params and "wanted" in params.params:
-            asked: Case = params.params["wanted"]
-            for needed in (asked.baseline(), asked, *([FIRST] if asked is AGAIN else [])):
-                wanted[needed.id] = needed
-    return run_jobs(
-        [
-            {
-                "name": c.id,
-                "function": "train",
-                "kwargs": {"name": c.id, **c.layout},
-                "world": c.world,
-            }
-            for c in wanted.values()
-        ]
-    )
+    return run_asked_cases(request, run_jobs)
 
 
-def values(results: dict[str, Any], case: Case) -> dict[str, list[float]]:
-    result = results[case.id]
-    assert "error" not in result, result["error"]
-    first: dict[str, list[float]] = result["values"][0]
-    assert all(difference(other, first) < 1e-6 for other in result["values"]), result["values"]
-    return first
-
-
-def difference(got: dict[str, list[float]], wanted: dict[str, list[float]]) -> float:
-    """Largest relative difference over steps, of losses and gradient norms."""
-    pairs = [p for key in ("loss", "grad_norm") for p in zip(got[key], wanted[key], strict=True)]
-    assert len(pairs) == 4
-    return max(abs(a - b) / abs(b) for a, b in pairs)
+def difference(results: dict[str, Any], wanted: Case) -> float:
+    """The largest one to stock attention on one process, of losses and gradient norms."""
+    stock = values(results, wanted.baseline())
+    return max(differences(values(results, wanted), stock).values())
 
 
 @pytest.mark.parametrize("wanted", CASES, ids=lambda c: c.id)
 def test_layout_trains_like_stock_cp1(results: dict[str, Any], wanted: Case) -> None:
-    stock = values(results, wanted.baseline())
-    assert difference(values(results, wanted), stock) < RELATIVE
+    assert difference(results, wanted) < RELATIVE
 
 
-@pytest.mark.parametrize("wanted", [AGAIN], ids=lambda c: c.id)
-def test_two_runs_are_equal_bit_for_bit(results: dict[str, Any], wanted: Case) -> None:
-    assert values(results, wanted) == values(results, FIRST)
+@pytest.mark.parametrize(("wanted", "first"), [(AGAIN, FIRST)], ids=lambda c: c.id)
+def test_two_runs_are_equal_bit_for_bit(results: dict[str, Any], wanted: Case, first: Case) -> None:
+    assert values(results, wanted) == values(results, first)
 
 
 @pytest.mark.parametrize("wanted", BF16, ids=lambda c: c.id)
 def test_bf16_trains_like_stock_bf16(results: dict[str, Any], wanted: Case) -> None:
-    stock = values(results, wanted.baseline())
-    assert difference(values(results, wanted), stock) < 1e-2
+    assert difference(results, wanted) < 1e-2
 
 
 @pytest.mark.parametrize("wanted", WRONG[:1], ids=lambda c: c.id)
 def test_moved_document_boundary_is_caught(results: dict[str, Any], wanted: Case) -> None:
-    stock = values(results, wanted.baseline())
-    assert difference(values(results, wanted), stock) > 20 * RELATIVE
+    assert difference(results, wanted) > 20 * RELATIVE
 
 
 @pytest.mark.parametrize("wanted", WRONG[1:2], ids=lambda c: c.id)

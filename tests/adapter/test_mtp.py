@@ -26,42 +26,39 @@ RECOMPUTES = MEGATRON_VERSION >= (0, 19)
 """Before, these layers cannot be recomputed with packed tokens."""
 
 
-def case(id: str, mtp: int = 1, **layout: Any) -> Case:
-    return Case(id, {"mtp": mtp, "adam_eps": ADAM_EPS, **layout})
+def case(id: str, **layout: Any) -> Case:
+    return Case(id, {"mtp": 2, "adam_eps": ADAM_EPS, **layout})
 
 
-ONE = {"one-process": {}, "cp2-pp2": {"cp": 2, "pp": 2}}
-TWO = {**ONE, "cp2": {"cp": 2}, "cp3": {"cp": 3}}
 REGULAR = [
-    case(f"{kind}-{depths}-{name}", depths, packed=kind == "packed", **layout)
+    case(f"{kind}-{name}", packed=kind == "packed", **layout)
     for kind in ("packed", "one")
-    for depths, layouts in ((1, ONE), (2, TWO))
-    for name, layout in layouts.items()
+    for name, layout in {"one-process": {}, "cp2-pp2": {"cp": 2, "pp": 2}}.items()
 ]
 FEATURE = [
     case("one-depth-cp2", mtp=1, cp=2),
-    case("tp2-sp-cp2", 2, tp=2, sp=True, cp=2),
-    case("dp2-cp2-distributed-optimizer", 2, dp=2, cp=2, distributed_optimizer=True),
-    case("cp2-pp2-vpp2-tied", 2, cp=2, pp=2, vpp=2, tied=True),
-    case("window-and-full-layers-cp2", 2, cp=2, packed=False, window=[11, 0], window_skip=2),
-    case("mean-loss-one-process", 2, per_token_loss=False),
+    case("tp2-sp-cp2", tp=2, sp=True, cp=2),
+    case("dp2-cp2-distributed-optimizer", dp=2, cp=2, distributed_optimizer=True),
+    case("cp2-pp2-vpp2-tied", cp=2, pp=2, vpp=2, tied=True),
+    case("window-and-full-layers-cp2", cp=2, packed=False, window=[11, 0], window_skip=2),
+    case("mean-loss-one-process", per_token_loss=False),
 ]
 CORNER = [
-    case("cp3-odd-length", 2, cp=3, seq_length=89),
-    case("cp4-padded", 2, cp=4, seq_length=90),
-    case("cp2-one-row-chunks", 2, cp=2, chunk_size=1),
-    case("cp2-padded-without-loss-mask", 2, cp=2, seq_length=91, loss_mask_to_model=False),
+    case("cp3-odd-length", cp=3, seq_length=89),
+    case("cp4-padded", cp=4, seq_length=90),
+    case("cp2-one-row-chunks", cp=2, chunk_size=1),
+    case("cp2-padded-without-loss-mask", cp=2, seq_length=91, loss_mask_to_model=False),
 ]
-RECOMPUTED = case("cp2-recompute-full", 2, cp=2, recompute="full")
-MIXED = case("hidden-state-mixing-one-process", 2, mtp_hsm=True)
+RECOMPUTED = case("cp2-recompute-full", cp=2, recompute="full")
+MIXED = case("hidden-state-mixing-one-process", mtp_hsm=True)
 HAS_MIXING = hasattr(multi_token_prediction, "_mix_hidden_state_history")
 CASES = [
     *(REGULAR + FEATURE + CORNER),
     *([RECOMPUTED] if RECOMPUTES else []),
     *([MIXED] if HAS_MIXING else []),
 ]
-STOCK_ROLL = case("stock-roll", 2, cp=2, packed=False, stock_mtp="roll")
-STOCK_COUNTS = case("stock-counts", 2, cp=2, stock_mtp="counts")
+STOCK_ROLL = case("stock-roll", cp=2, packed=False, stock_mtp="roll")
+STOCK_COUNTS = case("stock-counts", cp=2, stock_mtp="counts")
 WRONG = [STOCK_ROLL, STOCK_COUNTS]
 
 

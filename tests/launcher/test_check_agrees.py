@@ -13,8 +13,8 @@ from tests.launcher.layouts import HERE, SMALL_SCRIPT
 from tests.launcher.variants import variant
 from tests.megatron_worker import run_jobs_of
 
-FEW = range(20)
-ALL = range(20, 200)
+FEW = range(10)
+ALL = range(10, 200)
 
 
 @pytest.mark.skipif(

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from megatron_magi import MagiConfig
 from megatron_magi import magi_attention as api
@@ -14,47 +15,50 @@ from megatron_magi.magi_attention.renamed import INSTEAD
 PROGRAM = """
 import sys, warnings
 warnings.simplefilter("always")
-from megatron_magi import MagiConfig
 from megatron_magi import magi_attention as api
 print("imported", file=sys.stderr)
 import torch
 q = torch.zeros(4, 1, 8)
-for _ in range(2):
-    {call}
+api.flex_flash_attn_func(q, q, q)
 """
+Q = torch.zeros(4, 1, 8)
 CALLS = {
-    "varlen key": "api.magi_attn_varlen_key([0, 4], [0, 4], 1, 1, 8, 0, None)",
-    "flex": "api.flex_flash_attn_func(q, q, q)",
-    "mask": "api.infer_attn_mask_from_cu_seqlens([0, 4], [0, 4])",
-    "window": "api.infer_attn_mask_from_sliding_window((0, 4), (0, 4), (1, 0))",
+    "varlen key": lambda: api.magi_attn_varlen_key([0, 4], [0, 4], 1, 1, 8, 0, None),
+    "flex": lambda: api.flex_flash_attn_func(Q, Q, Q),
+    "mask": lambda: api.infer_attn_mask_from_cu_seqlens([0, 4], [0, 4]),
+    "window": lambda: api.infer_attn_mask_from_sliding_window((0, 4), (0, 4), (1, 0)),
 }
 
 
-def run(call: str, variables: dict[str, str]) -> str:
-    """Its standard error."""
-    inherited = {n: v for n, v in os.environ.items() if not n.startswith("MAGI_ATTENTION_")}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(call=CALLS[call])],
-        env=inherited | variables, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return done.stderr
-
-
 @pytest.mark.parametrize("call", CALLS)
-def test_variables_give_one_warning_at_the_first_call(call: str) -> None:
-    said = run(call, {"MAGI_ATTENTION_DETERMINISTIC_MODE": "1", "MAGI_ATTENTION_NO_SUCH": "1"})
+def test_variables_give_one_warning_at_the_first_call(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renamed, "_told", False)
+    monkeypatch.setenv("MAGI_ATTENTION_DETERMINISTIC_MODE", "1")
+    monkeypatch.setenv("MAGI_ATTENTION_NO_SUCH", "1")
+    with pytest.warns(UserWarning) as said:
+        CALLS[call]()
+        CALLS[call]()
+    (one,) = said
+    text = str(one.message)
+    assert "MAGI_ATTENTION_DETERMINISTIC_MODE (MagiConfig(deterministic=True) does it)" in text
+    assert "MAGI_ATTENTION_NO_SUCH (no effect)" in text
+    assert "reads no MAGI_ATTENTION_* variable but QO_COMM, got" in text and "; unset them" in text
+    assert one.filename == __file__, "the warning points at the caller"
+
+
+@pytest.mark.parametrize("name, count", [("NO_SUCH", 1), ("QO_COMM", 0)])
+def test_importing_says_nothing(name: str, count: int) -> None:
+    """And neither does a call where no variable but QO_COMM is set."""
+    inherited = {n: v for n, v in os.environ.items() if not n.startswith("MAGI_ATTENTION_")}
+    said = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**inherited, f"MAGI_ATTENTION_{name}": "1"},
+        capture_output=True, text=True, check=True,
+    ).stderr  # fmt: skip
     before, after = said.split("imported")
-    assert "MAGI_ATTENTION" not in before and after.count("UserWarning") == 1, said
-    assert "MAGI_ATTENTION_DETERMINISTIC_MODE (MagiConfig(deterministic=True) does it)" in after
-    assert "MAGI_ATTENTION_NO_SUCH (no effect)" in after
-    assert (
-        "reads no MAGI_ATTENTION_* variable but QO_COMM, got" in after and "; unset them" in after
-    )
-    assert "<string>" in after, "the warning points at the caller"
-
-
-def test_without_variables_nothing_is_said() -> None:
-    assert "Warning" not in run("flex", {})
+    assert "Warning" not in before and after.count("Warning") == count, said
 
 
 def test_qo_comm_lets_plans_send_queries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,19 +67,9 @@ def test_qo_comm_lets_plans_send_queries(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv("MAGI_ATTENTION_QO_COMM", value)
         configs = [api.DistAttnConfig(magi_config=config).engine_config() for config in asked]
         assert [config.send_queries for config in configs] == got
-    assert "Warning" not in run("flex", {"MAGI_ATTENTION_QO_COMM": "1"})
 
 
 def test_what_happens_instead_names_what_exists() -> None:
     for text in INSTEAD.values():
         for part in text.split("MagiConfig(")[1:]:
             assert hasattr(MagiConfig(), part.split("=")[0])
-
-
-def test_a_process_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renamed, "_told", False)
-    monkeypatch.setenv("MAGI_ATTENTION_PRECISION", "bf16")
-    with pytest.warns(UserWarning, match=r"MAGI_ATTENTION_PRECISION \(the dtype of q, k") as said:
-        renamed.tell_about_environment()
-        renamed.tell_about_environment()
-    assert len(said) == 1

@@ -57,7 +57,6 @@ MASKS = {
     ),
     "nothing": AttnMask(np.zeros((0, 6), np.int32), 20, 30),
     "33-slices-a-row": comb(33),
-    "100-slices-a-row": comb(100),
 }
 
 
@@ -103,7 +102,7 @@ def test_forward_is_the_reference(name: str, widths: tuple[int, int]) -> None:
     torch.testing.assert_close(lse, want_lse, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", ["causal", "33-slices-a-row"])
 def test_capped_forward_is_the_reference(name: str) -> None:
     q, k, v, _ = inputs(MASKS[name], CPU, torch.float32)
     call = AttnCall(q, k, v, table_of(MASKS[name]), 0.2, softcap=0.7)
@@ -203,7 +202,6 @@ def check_against_fp64(
     "count, dtype",
     [
         (33, torch.float32),
-        (33, torch.bfloat16),
         (100, torch.bfloat16),
         pytest.param(300, torch.float32, marks=pytest.mark.slow),
     ],

@@ -12,31 +12,22 @@ SIZES = [(8, 2), (10, 2), (6, 3), (9, 3), (8, 4)]
 NUM_SEEDS = 100
 
 
-def problems(num_chunks: int, cp_size: int, max_imbalance: float) -> list[SmallProblem]:
-    return [SmallProblem(seed, num_chunks, cp_size, max_imbalance) for seed in range(NUM_SEEDS)]
-
-
-@pytest.mark.parametrize("max_imbalance", [1.01, 1.05, 1.3])
-@pytest.mark.parametrize("num_chunks, cp_size", SIZES)
-def test_the_cap_is_kept_where_one_assignment_in_twenty_keeps_it(
-    num_chunks: int, cp_size: int, max_imbalance: float
-) -> None:
-    """A cap that few assignments keep may be missed: trades are no exhaustive search."""
-    for problem in problems(num_chunks, cp_size, max_imbalance):
-        if problem.share_under_cap >= 0.05:
-            assert problem.highest_load(problem.owners()) <= problem.cap, problem
-
-
 @pytest.mark.parametrize("max_imbalance", [1.01, 1.05, 1.3])
 @pytest.mark.parametrize("num_chunks, cp_size", SIZES)
 def test_no_assignment_under_the_cap_moves_fewer_rows(
     num_chunks: int, cp_size: int, max_imbalance: float
 ) -> None:
-    """Nearly always, and little is lost otherwise. An unreachable cap is LPT's highest load."""
+    """Nearly always, and little is lost otherwise. An unreachable cap is LPT's highest load.
+
+    Where one assignment in twenty keeps the cap, it is kept. One that few keep may be missed:
+    trades are no exhaustive search.
+    """
     found, fewest = [], []
-    for problem in problems(num_chunks, cp_size, max_imbalance):
+    for seed in range(NUM_SEEDS):
+        problem = SmallProblem(seed, num_chunks, cp_size, max_imbalance)
         ranks = problem.owners()
         reached = problem.highest_load(ranks) <= problem.cap
+        assert reached or problem.share_under_cap < 0.05, problem
         cap = problem.cap if reached else problem.highest_load(problem.owners(trials=0))
         found.append(int(problem.rows(ranks)))
         fewest.append(problem.fewest_rows(cap))

@@ -57,13 +57,12 @@ CASES = [(attention, 2), (new_plan, 2), (published, 2), (tokens_there_and_back, 
 """Steps, and the graphs they come to: one before each call and one behind the last."""
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("step, graphs", CASES)
-def test_compiled_equals_uncompiled(step: Step, graphs: int, backend: str) -> None:
+def test_compiled_equals_uncompiled(step: Step, graphs: int) -> None:
     qkv = inputs()
     want = step(*qkv)
     want_grads = torch.autograd.grad(want.sum(), qkv)
-    got = torch.compile(step, backend=backend)(*qkv)
+    got = torch.compile(step, backend="aot_eager")(*qkv)
     assert torch.equal(got, want)
     for a, b in zip(torch.autograd.grad(got.sum(), qkv), want_grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-14, atol=1e-14)

@@ -1,5 +1,7 @@
 """Distributed attention over gloo against the dense answer of one process."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -15,17 +17,16 @@ from tests.process_pool import ProcessPool, pool
 WORLD = 5
 
 
-@pytest.mark.parametrize("degree", [0, 1, 3, None, "local_first", "at_once"])
-@pytest.mark.parametrize("cp_size", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "cp_size, degree", [(1, None), *product((2, 3, 5), (0, 1, 3, None, "local_first", "at_once"))]
+)
 def test_any_legal_mask(cp_size: int, degree: int | str | None) -> None:
     first = 1000 * cp_size + 100 * (degree if isinstance(degree, int) else 7)
     pool(WORLD).run(jobs.random_masks, cp_size, list(range(first, first + 14)), degree)
 
 
 @pytest.mark.parametrize("name", jobs.NAMED)
-@pytest.mark.parametrize(
-    "cp_size, degree", [(2, 0), (2, "local_first"), (3, 2), (4, 1), (5, "local_first"), (5, None)]
-)
+@pytest.mark.parametrize("cp_size, degree", [(3, 2), (5, "local_first")])
 def test_named_masks(name: str, cp_size: int, degree: int | str | None) -> None:
     pool(WORLD).run(jobs.named_mask, cp_size, name, degree, torch.float64)
 
@@ -36,8 +37,9 @@ def test_capped_logits(cp_size: int, degree: int) -> None:
 
 
 @pytest.mark.parametrize("per_token", [False, True])
-@pytest.mark.parametrize("degree", [0, 1, 3, None, "local_first", "at_once"])
-@pytest.mark.parametrize("cp_size", [1, 3])
+@pytest.mark.parametrize(
+    "cp_size, degree", [(1, None), *product((3,), (0, 3, "local_first", "at_once"))]
+)
 def test_sinks_join_every_row_once(cp_size: int, degree: int | str | None, per_token: bool) -> None:
     pool(WORLD).run(jobs.sinks_on_every_stage, cp_size, degree, per_token)
 
@@ -63,7 +65,7 @@ def test_low_precision_is_as_good_as_one_process(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("in_fp32", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("cp_size, degree", [(2, 0), (5, 2), (3, None)])
+@pytest.mark.parametrize("cp_size, degree", [(2, 0), (5, 2)])
 @pytest.mark.parametrize("name", ["causal", "shared question"])
 def test_partial_gradients_on_the_wire(
     name: str, cp_size: int, degree: int, dtype: torch.dtype, in_fp32: bool

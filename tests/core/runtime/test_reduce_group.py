@@ -11,7 +11,7 @@ from tests.process_pool import ProcessPool, pool
 WORLD = 5
 
 
-@pytest.mark.parametrize("cp_size, degree", [(3, 5), (5, 4), (3, 3), (2, "at_once")])
+@pytest.mark.parametrize("cp_size, degree", [(3, 5), (5, 4), (2, "at_once")])
 def test_equal_bits_and_the_dense_answer(cp_size: int, degree: int | str) -> None:
     pool(WORLD).run(jobs.both_ways, cp_size, degree, 1)
 
