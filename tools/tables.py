@@ -21,13 +21,17 @@ def both_ways(forward: str, backward: str, impls: str) -> str:
     return " | ".join(cell.replace("*", impl) for impl in impls.split())
 
 
-def te_attention(*heads: int, tokens: int | None = None) -> Table:
-    """Next to TransformerEngine, for one shape of heads."""
+def whole_steps(records: str) -> Table:
+    """Next to every way of stock Megatron, of all days."""
     return Table(
-        "te_attention_fa3 te_attention_cudnn",
-        "mask | GPUs x tokens | best method on FlashAttention-3 | best method on cuDNN",
-        "`{mask}` | {size} | {fa3} | {cudnn}",
-        table_attention.te_rows(*heads, tokens=tokens),
+        records,
+        "model | sequence | layout | runs | magi, ms | stock by method, ms "
+        "| over the fastest stock | first step, ms: magi, stock "
+        "| memory of a rank, MiB: magi, stock",
+        "{model} | {length:,} | {layout} | {calls} | {magi} | {ways} | {over:.2f}x | {first} "
+        "| {peak}",
+        table_steps.whole_rows,
+        every=True,
     )
 
 
@@ -39,19 +43,6 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
         "| {bwd_4096[over]} | {bwd_16384[over]} | {bwd_65536[over]}",
         table_attention.kernel_rows,
         every=True,
-    ),
-    "kernel peers": Table(
-        "kernel",
-        "mask, 16k | magi | cudnn | flex | fa3 | fa4",
-        "`{mask}` | " + both_ways("fwd_16384[*]", "bwd_16384[*]", "ours cudnn flex fa3 fa4"),
-        table_attention.kernel_rows,
-        every=True,
-    ),
-    "host": Table(
-        "host",
-        "us a call, median (least) | forward | backward",
-        "{impl}, {level} | {fwd[us]:.0f} ({fwd[min_us]:.0f}) | {bwd[us]:.0f} ({bwd[min_us]:.0f})",
-        table_attention.host_rows,
     ),
     "planner": Table(
         "planner",
@@ -76,9 +67,9 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
     ),
     "dist": Table(
         "dist",
-        "mask | GPUs x tokens | magi | kernels alone | contiguous all-gather | zigzag all-gather "
+        "mask | magi | kernels alone | contiguous all-gather | zigzag all-gather "
         "| ring | Ulysses | one GPU | rows received",
-        "`{mask}` | {size} | "
+        "`{mask}` | "
         + both_ways(
             "*_fwd", "*_bwd", "ours kernels all_gather all_gather_zigzag ring ulysses one_gpu"
         )
@@ -94,9 +85,8 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
     ),
     "pretrain flags": Table(
         "pretrain_flags",
-        "job | loss of step 1 | 2 | 3 | 20 | compared with | differs at step 1 | 2 | 3 | 20",
-        "`{name}` | {loss[0]:.5f} | {loss[1]:.5f} | {loss[2]:.5f} | {loss[19]:.5f} | `{peer}` "
-        "| {apart[0]:.0e} | {apart[1]:.0e} | {apart[2]:.0e} | {apart[19]:.0e}",
+        "job | loss of step 1 | 20 | differs from stock at step 1 | 20",
+        "`{name}` | {loss[0]:.5f} | {loss[19]:.5f} | {apart[0]:.0e} | {apart[19]:.0e}",
         table_steps.flag_rows,
     ),
     "published jobs": table_jobs.sets_table,
@@ -134,27 +124,28 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
         "{program} | {loss:.6f}",
         table_llama.held_out_rows,
     ),
-    "te attention": te_attention(64, 8, 128),
-    "te attention short": te_attention(64, 8, 128, tokens=16384),
-    "te attention of small heads": te_attention(32, 8, 64),
-    "te attention of one key head": te_attention(8, 1, 128),
+    "te attention": Table(
+        "te_attention_fa3_*_4gpus",
+        "mask | 32k tokens a GPU | 16k | 8k",
+        "`{mask}` | {fa3_32768_4} | {fa3_16384_4} | {fa3_8192_4}",
+        table_attention.te_rows("fa3_32768_4", "fa3_16384_4", "fa3_8192_4"),
+    ),
+    "te attention of two": Table(
+        "te_attention_fa3_*_2gpus te_attention_cudnn_*_2gpus",
+        "mask | FlashAttention-3: 32k tokens a GPU | 16k | cuDNN: 16k | 8k",
+        "`{mask}` | {fa3_32768_2} | {fa3_16384_2} | {cudnn_16384_2} | {cudnn_8192_2}",
+        table_attention.te_rows("fa3_32768_2", "fa3_16384_2", "cudnn_16384_2", "cudnn_8192_2"),
+    ),
     "te steps": Table(
         "te_pretrain",
         "sequence | magi, ms | stock by method, ms | over the fastest stock",
         "{length:,} | {magi} | {ways} | {over:.2f}x",
         table_steps.packed_rows,
     ),
-    "te whole steps": Table(
-        "te_steps",
-        "model | sequence | layout | call | magi, ms | stock by method, ms "
-        "| over the fastest stock | first step, ms: magi, stock "
-        "| memory of a rank, MiB: magi, stock",
-        "{model} | {length:,} | {layout} | {call} | {magi} | {ways} | {over:.2f}x | {first} "
-        "| {peak}",
-        table_steps.whole_rows,
-    ),
+    "te whole steps": whole_steps("te_steps_*_4gpus"),
+    "te whole steps of two": whole_steps("te_steps_*_2gpus"),
     "te step profile": Table(
-        "te_pretrain",
+        "te_steps_*_2gpus",
         "run | step | attention | gemm | elementwise | exchange | idle | exchange, hidden too",
         "`{run}` | {step_ms:,.0f} | {parts_ms[attention]:,.0f} | {parts_ms[gemm]:,.0f} "
         "| {parts_ms[elementwise]:,.0f} | {parts_ms[exchange]:,.0f} | {parts_ms[idle]:,.0f} "
