@@ -10,9 +10,15 @@ from tools.record_table import Row, Table, pivot
 
 
 def planner_rows(record: Record) -> list[Row]:
-    """Plans of documents that are cut at a quarter."""
+    """Plans of documents that are cut at a quarter, at 8,192 tokens of a rank."""
     rows = [row for row in record["rows"] if row["what"] == "quality" and row["cut"]]
-    return [{**row, "size": row["tokens_per_rank"] // 1024} for row in rows]
+    return [row for row in rows if row["tokens_per_rank"] == 8192]
+
+
+def scale_rows(record: Record) -> list[Row]:
+    """One, eight and 64 nodes."""
+    rows = [row for row in record["rows"] if row["cp_size"] in (8, 64, 512)]
+    return pivot(rows, "distribution cp_size", "plan")
 
 
 def both_ways(forward: str, backward: str, impls: str) -> str:
@@ -46,9 +52,9 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
     ),
     "planner": Table(
         "planner",
-        "documents | cp | tokens per rank | LPT, chunk 2048 | LPT, chunk 512 | search, chunk 512 "
+        "documents | cp | LPT, chunk 2048 | LPT, chunk 512 | search, chunk 512 "
         "| search, chosen chunk | plan, ms",
-        "{distribution} | {cp_size} | {size}K "
+        "{distribution} | {cp_size} "
         "| {lpt_2048[received_own]:.2f} / {lpt_2048[imbalance_max]:.3f} "
         "| {lpt_fine[received_own]:.2f} / {lpt_fine[imbalance_max]:.3f} "
         "| {swap_fine[received_own]:.2f} / {swap_fine[imbalance_max]:.3f} "
@@ -63,7 +69,7 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
         "| {lpt_2048[tflops]:.0f}, {lpt_2048[efficiency]:.2f}, {lpt_2048[crossing_own]:.2f} "
         "| {flat[tflops]:.0f}, {flat[efficiency]:.2f}, {flat[crossing_own]:.2f} "
         "| {nodes[tflops]:.0f}, {nodes[efficiency]:.2f}, {nodes[crossing_own]:.2f}",
-        lambda record: pivot(record["rows"], "distribution cp_size", "plan"),
+        scale_rows,
     ),
     "dist": Table(
         "dist",
