@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
+from types import ModuleType
 
 from benchmarks.lib import changed_arguments
 from megatron_magi import CostTable, MagiConfig
@@ -38,7 +39,7 @@ OTHER_FLAGS = {
 
 
 def flag_table() -> Iterator[str]:
-    """Every flag of ours, from the parser, and the sentence below the field that it sets."""
+    """Every flag of the launcher, from the parser, and the docstring of the field that it sets."""
     yield "| flag | value | default | what it does |"
     yield "|---|---|---|---|"
     notes = attribute_docs(CostTable) | attribute_docs(MagiConfig)
@@ -50,7 +51,8 @@ def flag_table() -> Iterator[str]:
             continue
         of = "costs." if action.dest in flags.COST_FLAGS else ""
         default = attrgetter(of + action.dest)(MagiConfig())
-        note = f"`{of}{action.dest}`: {notes[action.dest]}"
+        text = notes[action.dest].removesuffix(" None: the planner's cost model.")
+        note = f"`{of}{action.dest}`: {text}"
         if action.nargs == 0:
             value, default = f"none; sets `{action.const}`", f"`{default}`"
         else:
@@ -86,24 +88,26 @@ def refusal_table() -> Iterator[str]:
 
 
 def hook_table() -> Iterator[str]:
-    """Places of Megatron that are replaced, and which of our modules replaces them."""
-    yield "| hook | Megatron | what is replaced | by | what for |"
-    yield "|---|---|---|---|---|"
+    """Functions of Megatron that each launcher module replaces, by their last two names."""
+    yield "| `megatron_magi/launcher/` | replaces | purpose |"
+    yield "|---|---|---|"
+    replaced: dict[ModuleType, list[str]] = {}
     for point in hook_points.HOOK_POINTS:
         module = inspect.getmodule(point.wrap)
         assert module is not None, f"{point.name} is wrapped by a function of a module"
-        path = module.__name__.replace(".", "/") + ".py"
-        own = one_line(point.wrap.__doc__)  # "For `name`: ..." unless the place is only checked
-        purpose = one_line(module.__doc__) if own.startswith("For ") else own
-        yield (
-            f"| {point.name} | {_versions(point)} | `{point.module}.{point.attribute}` | "
-            f"`{path}` | {purpose} |"
-        )
+        name = f"`{point.module.rpartition('.')[2]}.{point.attribute}`{_versions(point)}"
+        replaced.setdefault(module, []).append(name)
+    for module, names in replaced.items():
+        path = module.__name__.rpartition(".")[2] + ".py"
+        yield f"| `{path}` | {', '.join(names)} | {one_line(module.__doc__)} |"
 
 
 def _versions(point: hook_points.HookPoint) -> str:
+    """The versions that have the function, if not all do."""
+    if (point.first, point.last) == (hook_points.FIRST, hook_points.LAST):
+        return ""
     first, last = (".".join(map(str, minor)) for minor in (point.first, point.last))
-    return first if first == last else f"{first} to {last}"
+    return f" ({first})" if first == last else f" ({first} to {last})"
 
 
 TABLES = dict(flags=flag_table, refusals=refusal_table, hooks=hook_table, changes=change_table)
