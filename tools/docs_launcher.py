@@ -74,17 +74,17 @@ def change_table() -> Iterator[str]:
 
 
 def refusal_table() -> Iterator[str]:
-    """Arguments of Megatron that end a run before it starts."""
-    yield "| flag of Megatron | must be | what to do |"
-    yield "|---|---|---|"
+    """Arguments of Megatron that end a run before it starts, grouped by their remedy."""
+    yield "| flag of Megatron | what to do |"
+    yield "|---|---|"
+    remedies: dict[str, list[str]] = {}
     for rule in constraints.REFUSALS:
-        works = f"`{rule.works[0]}`"
-        if rule.works[0] is False or rule.works[0] is None:
-            works = "not given"
-        yield f"| `{rule.flag}` | {works} | {rule.remedy} |"
+        remedies.setdefault(rule.remedy, []).append(f"`{rule.flag}`")
+    for remedy, names in remedies.items():
+        yield f"| {', '.join(names)} | {remedy} |"
     others = state_refusals.OTHER_LAYERS.items()
     layers = ", ".join(f"`{symbol}` ({kind})" for symbol, kind in others)
-    yield f"| `--hybrid-layer-pattern` | without {layers} | leave these layers out |"
+    yield f"| {layers} in `--hybrid-layer-pattern` | leave these layers out |"
 
 
 def hook_table() -> Iterator[str]:
