@@ -25,14 +25,13 @@ OTHER_FLAGS = {
     ),
     "mask": (
         "`MODULE:FUNCTION`",
-        "A function that Python can import; it makes the mask of every microbatch, see "
-        "[any other mask](../guides/megatron_lm.md#any-other-mask).",
+        "A function that makes the [mask of every microbatch]"
+        "(../guides/megatron_lm.md#any-other-mask).",
     ),
     "balance_step": (
         "none",
-        "The samples of a step are dealt to replicas and microbatches so that their attention "
-        "costs the same, see "
-        "[samples of equal cost](../guides/megatron_lm.md#samples-of-equal-cost).",
+        "Deals the samples of a step to replicas and microbatches at "
+        "[equal attention cost](../guides/megatron_lm.md#samples-of-equal-cost).",
     ),
 }
 """Flags that are no field of MagiConfig or its cost table: (value, what it does)."""
