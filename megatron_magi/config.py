@@ -74,9 +74,8 @@ class CostTable:
     """Key rows of a kernel tile."""
 
     ranks_per_node: int | None = None
-    """Context-parallel ranks that share a node, neighbours in the group. A row that several of them
-    read then crosses the link to their node once. None: all ranks on one node, or on a network
-    that is as fast between nodes."""
+    """Context-parallel ranks that share a node, neighbours in the group. A row then crosses to each
+    node once. None: all ranks on one node, or on a network that is as fast between nodes."""
 
     node_link_gib_s: float = 45.0
     """Bytes a rank receives from other nodes per second, in GiB/s (400 Gbit/s are 46.6)."""
@@ -128,30 +127,29 @@ class MagiConfig:
     kernel. None: the planner's cost model."""
 
     forward_mode: ForwardMode | None = None
-    """"at_once": receive everything, then one kernel. "local_first": rows that see no other rank's
-    keys while those travel, then the other rows. "staged": own keys, then the remote stages,
+    """"at_once": receive everything, then one kernel. "local_first": rows that see only own keys
+    while other keys arrive, then the other rows. "staged": own keys, then the remote stages,
     merged. None: the planner's cost model."""
 
     costs: CostTable = H200_NVLINK
     """Rates and tile sizes that plans are chosen by."""
 
     kernel_backend: KernelBackend = "auto"
-    """Attention is computed by "cuda" (Hopper), "fa4" (FlashAttention-4, Hopper and Blackwell),
-    "flex" (FlexAttention) or "reference" (PyTorch).
-    "auto": "cuda" on Hopper, "fa4" on Blackwell if flash-attn-4 is installed, "flex" on other GPUs
-    and for wider heads, "reference" on the CPU and for fp32 and fp64. It is logged."""
+    """Backend of attention. "auto", which is logged: "cuda" on Hopper, "fa4" on Blackwell if
+    flash-attn-4 is installed, "flex" on other GPUs and for wider heads, "reference" on the CPU and
+    for fp32 and fp64."""
 
     deterministic: bool = False
     """Bit-identical gradients from run to run. The reference backend always is."""
 
     dkv_reduce_in_fp32: bool = True
     """Partial gradients of keys and values return to their owners in fp32. False: in the dtype of
-    the inputs, which is half the bytes for bf16 and one more rounding for every rank that reads a
-    row; the sums are fp32 either way."""
+    the inputs, with half the bytes for bf16 and one more rounding per reading rank; the sums are
+    fp32 either way."""
 
     keep_received_keys: bool = False
-    """The forward keeps the keys and values that it receives until the backward has read them, so
-    that no rank sends them again: less traffic for more memory. False: they are sent again."""
+    """The forward keeps received keys and values for the backward: less traffic for more memory.
+    False: they are sent again."""
 
     send_queries: bool | None = None
     """True if queries may be sent to the rank that has the keys, and their outputs back, between
@@ -160,13 +158,12 @@ class MagiConfig:
 
     transport: TransportChoice = "auto"
     """How attention moves rows between ranks. "all_to_all": torch.distributed's, with any backend.
-    "symm_mem": Hopper GPUs of one host read each other's symmetric memory with the copy engine,
-    which takes no SM from attention. "auto": "symm_mem" where that is possible, and "all_to_all"
-    elsewhere. It is logged."""
+    "symm_mem": Hopper GPUs of one host copy from each other's symmetric memory without an SM.
+    "auto", which is logged: "symm_mem" where that is possible, and "all_to_all" elsewhere."""
 
     agreement_timeout_s: float = 300.0
-    """Seconds to wait for a rank that does not come, e.g. one that writes a checkpoint. Ranks that
-    disagree are told at once."""
+    """Seconds to wait for a rank that does not come, e.g. one that writes a checkpoint.
+    Disagreement raises at once."""
 
     def __post_init__(self) -> None:
         # Equal configs must have equal digests on every rank: 1 becomes 1.0, numpy's 128 Python's.

@@ -111,17 +111,16 @@ def test_the_example_of_transformers_in_the_reference() -> None:
     assert names["loss"] > 0
 
 
-def test_the_screen_of_doctor_has_the_lines_of_the_command(
+def test_the_screen_of_doctor_has_the_last_lines_of_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What is found differs from machine to machine, and which lines there are does not."""
+    """Findings differ between machines; the names of the lines do not."""
     page = (DOCS / "reference/cli.md").read_text()
-    screen = page.split("<!-- screen doctor -->\n")[1].split("\nIt also runs")[0]
+    screen = page.split("<!-- screen doctor # -5: -->\n")[1].split("\nIt also runs")[0]
     assert main(["doctor"]) == 0
     names = r"^ *(?:(?:ok|--|!!)  ([\w-]+(?: [\w-]+)?)  |(kernel|transport|layers)  |(ready): )"
     shown, printed = (re.findall(names, text, re.M) for text in (screen, capsys.readouterr().out))
-    assert shown == printed and len(printed) > 15
-    assert "CHECKOUT/megatron_magi.libs" in screen or "megatron_magi.libs" not in screen
+    assert len(printed) > 15 and shown == printed[-4:]
 
 
 @pytest.mark.parametrize("page", ["guides/megatron_core.md", "guides/megatron_lm.md"])

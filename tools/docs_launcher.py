@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
+from types import ModuleType
 
 from benchmarks.lib import changed_arguments
 from megatron_magi import CostTable, MagiConfig
@@ -24,21 +25,20 @@ OTHER_FLAGS = {
     ),
     "mask": (
         "`MODULE:FUNCTION`",
-        "A function that Python can import; it makes the mask of every microbatch, see "
-        "[any other mask](../guides/megatron_lm.md#any-other-mask).",
+        "A function that makes the [mask of every microbatch]"
+        "(../guides/megatron_lm.md#any-other-mask).",
     ),
     "balance_step": (
         "none",
-        "The samples of a step are dealt to replicas and microbatches so that their attention "
-        "costs the same, see "
-        "[samples of equal cost](../guides/megatron_lm.md#samples-of-equal-cost).",
+        "Deals the samples of a step to replicas and microbatches at "
+        "[equal attention cost](../guides/megatron_lm.md#samples-of-equal-cost).",
     ),
 }
 """Flags that are no field of MagiConfig or its cost table: (value, what it does)."""
 
 
 def flag_table() -> Iterator[str]:
-    """Every flag of ours, from the parser, and the sentence below the field that it sets."""
+    """Every flag of the launcher, from the parser, and the docstring of the field that it sets."""
     yield "| flag | value | default | what it does |"
     yield "|---|---|---|---|"
     notes = attribute_docs(CostTable) | attribute_docs(MagiConfig)
@@ -50,7 +50,8 @@ def flag_table() -> Iterator[str]:
             continue
         of = "costs." if action.dest in flags.COST_FLAGS else ""
         default = attrgetter(of + action.dest)(MagiConfig())
-        note = f"`{of}{action.dest}`: {notes[action.dest]}"
+        text = notes[action.dest].removesuffix(" None: the planner's cost model.")
+        note = f"`{of}{action.dest}`: {text}"
         if action.nargs == 0:
             value, default = f"none; sets `{action.const}`", f"`{default}`"
         else:
@@ -72,38 +73,40 @@ def change_table() -> Iterator[str]:
 
 
 def refusal_table() -> Iterator[str]:
-    """Arguments of Megatron that end a run before it starts."""
-    yield "| flag of Megatron | must be | what to do |"
-    yield "|---|---|---|"
+    """Arguments of Megatron that end a run before it starts, grouped by their remedy."""
+    yield "| flag of Megatron | what to do |"
+    yield "|---|---|"
+    remedies: dict[str, list[str]] = {}
     for rule in constraints.REFUSALS:
-        works = f"`{rule.works[0]}`"
-        if rule.works[0] is False or rule.works[0] is None:
-            works = "not given"
-        yield f"| `{rule.flag}` | {works} | {rule.remedy} |"
+        remedies.setdefault(rule.remedy, []).append(f"`{rule.flag}`")
+    for remedy, names in remedies.items():
+        yield f"| {', '.join(names)} | {remedy} |"
     others = state_refusals.OTHER_LAYERS.items()
     layers = ", ".join(f"`{symbol}` ({kind})" for symbol, kind in others)
-    yield f"| `--hybrid-layer-pattern` | without {layers} | leave these layers out |"
+    yield f"| {layers} in `--hybrid-layer-pattern` | leave these layers out |"
 
 
 def hook_table() -> Iterator[str]:
-    """Places of Megatron that are replaced, and which of our modules replaces them."""
-    yield "| hook | Megatron | what is replaced | by | what for |"
-    yield "|---|---|---|---|---|"
+    """Functions of Megatron that each launcher module replaces, by their last two names."""
+    yield "| `megatron_magi/launcher/` | replaces | purpose |"
+    yield "|---|---|---|"
+    replaced: dict[ModuleType, list[str]] = {}
     for point in hook_points.HOOK_POINTS:
         module = inspect.getmodule(point.wrap)
         assert module is not None, f"{point.name} is wrapped by a function of a module"
-        path = module.__name__.replace(".", "/") + ".py"
-        own = one_line(point.wrap.__doc__)  # "For `name`: ..." unless the place is only checked
-        purpose = one_line(module.__doc__) if own.startswith("For ") else own
-        yield (
-            f"| {point.name} | {_versions(point)} | `{point.module}.{point.attribute}` | "
-            f"`{path}` | {purpose} |"
-        )
+        name = f"`{point.module.rpartition('.')[2]}.{point.attribute}`{_versions(point)}"
+        replaced.setdefault(module, []).append(name)
+    for module, names in replaced.items():
+        path = module.__name__.rpartition(".")[2] + ".py"
+        yield f"| `{path}` | {', '.join(names)} | {one_line(module.__doc__)} |"
 
 
 def _versions(point: hook_points.HookPoint) -> str:
+    """The versions that have the function, if not all do."""
+    if (point.first, point.last) == (hook_points.FIRST, hook_points.LAST):
+        return ""
     first, last = (".".join(map(str, minor)) for minor in (point.first, point.last))
-    return first if first == last else f"{first} to {last}"
+    return f" ({first})" if first == last else f" ({first} to {last})"
 
 
 TABLES = dict(flags=flag_table, refusals=refusal_table, hooks=hook_table, changes=change_table)

@@ -1,7 +1,7 @@
 """Numbers and screens in the docs, computed by the planner and the command line, never typed.
 
 A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; a screen is the indented block
-behind ``<!-- screen ARGUMENTS -->``.
+after ``<!-- screen ARGUMENTS -->``. ``# FIRST:LAST`` after the arguments shows only these lines.
 """
 
 from __future__ import annotations
@@ -46,12 +46,16 @@ def update_page(page: Path) -> None:
 
 
 def _screen(arguments: str) -> str:
-    """What the command prints here, without the folder of this checkout."""
+    """Lines that the command prints here, without the folder of this checkout."""
+    arguments, _, part = arguments.partition(" # ")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         command_line(arguments.split())
-    shown = f"$ megatron-magi {arguments}\n{printed.getvalue()}".replace(str(ROOT), "CHECKOUT")
-    return "".join(f"    {line}".rstrip() + "\n" for line in shown.rstrip().splitlines())
+    lines = printed.getvalue().replace(str(ROOT), "CHECKOUT").rstrip().splitlines()
+    first, last = (int(end) if end else None for end in (part or ":").split(":"))
+    before, after = ["..."] * bool(first), ["..."] * bool(last)
+    shown = [f"$ megatron-magi {arguments}", *before, *lines[first:last], *after]
+    return "".join(f"    {line}".rstrip() + "\n" for line in shown)
 
 
 def chunk_table() -> list[str]:

@@ -1,4 +1,4 @@
-"""Megatron's arguments under magi's switch: what a plan needs is set, and it is said."""
+"""Overrides the Megatron arguments that plans require, and logs each override."""
 
 from __future__ import annotations
 
