@@ -38,7 +38,7 @@ OTHER_FLAGS = {
 
 
 def flag_table() -> Iterator[str]:
-    """Every flag of ours, from the parser, and the sentence below the field that it sets."""
+    """Every flag of the parser, and the sentence below the field that it sets."""
     yield "| flag | value | default | what it does |"
     yield "|---|---|---|---|"
     notes = attribute_docs(CostTable) | attribute_docs(MagiConfig)
@@ -50,7 +50,9 @@ def flag_table() -> Iterator[str]:
             continue
         of = "costs." if action.dest in flags.COST_FLAGS else ""
         default = attrgetter(of + action.dest)(MagiConfig())
-        note = f"`{of}{action.dest}`: {notes[action.dest]}"
+        note = notes[action.dest]
+        if of or flag != f"--magi-{action.dest.replace('_', '-')}":
+            note = f"`{of}{action.dest}`: {note}"
         if action.nargs == 0:
             value, default = f"none; sets `{action.const}`", f"`{default}`"
         else:
@@ -72,38 +74,45 @@ def change_table() -> Iterator[str]:
 
 
 def refusal_table() -> Iterator[str]:
-    """Arguments of Megatron that end a run before it starts."""
+    """Arguments of Megatron that end a run before it starts; equal remedies share a row."""
     yield "| flag of Megatron | must be | what to do |"
     yield "|---|---|---|"
+    rows: dict[tuple[str, str], list[str]] = {}
     for rule in constraints.REFUSALS:
         works = f"`{rule.works[0]}`"
         if rule.works[0] is False or rule.works[0] is None:
             works = "not given"
-        yield f"| `{rule.flag}` | {works} | {rule.remedy} |"
+        rows.setdefault((works, rule.remedy), []).append(f"`{rule.flag}`")
+    for (works, remedy), refused in rows.items():
+        yield f"| {', '.join(refused)} | {works} | {remedy} |"
     others = state_refusals.OTHER_LAYERS.items()
     layers = ", ".join(f"`{symbol}` ({kind})" for symbol, kind in others)
     yield f"| `--hybrid-layer-pattern` | without {layers} | leave these layers out |"
 
 
 def hook_table() -> Iterator[str]:
-    """Places of Megatron that are replaced, and which of our modules replaces them."""
-    yield "| hook | Megatron | what is replaced | by | what for |"
-    yield "|---|---|---|---|---|"
+    """Places of Megatron that are replaced, by the module that replaces them and its purpose."""
+    yield "| hooks | replaced in Megatron | by `launcher/` | what for |"
+    yield "|---|---|---|---|"
+    rows: dict[tuple[str, str], list[hook_points.HookPoint]] = {}
     for point in hook_points.HOOK_POINTS:
         module = inspect.getmodule(point.wrap)
         assert module is not None, f"{point.name} is wrapped by a function of a module"
-        path = module.__name__.replace(".", "/") + ".py"
         own = one_line(point.wrap.__doc__)  # "For `name`: ..." unless the place is only checked
         purpose = one_line(module.__doc__) if own.startswith("For ") else own
-        yield (
-            f"| {point.name} | {_versions(point)} | `{point.module}.{point.attribute}` | "
-            f"`{path}` | {purpose} |"
-        )
+        rows.setdefault((module.__name__.rpartition(".")[2], purpose), []).append(point)
+    for (module, purpose), points in rows.items():
+        names = ", ".join(f"{point.name}{_versions(point)}" for point in points)
+        places = ", ".join(dict.fromkeys(f"`{point.attribute}`" for point in points))
+        yield f"| {names} | {places} | `{module}.py` | {purpose} |"
 
 
 def _versions(point: hook_points.HookPoint) -> str:
+    """The versions that have the place, in brackets unless all have it."""
     first, last = (".".join(map(str, minor)) for minor in (point.first, point.last))
-    return first if first == last else f"{first} to {last}"
+    if point.last != hook_points.LAST:
+        return f" (to {last})"
+    return f" (from {first})" if point.first != hook_points.FIRST else ""
 
 
 TABLES = dict(flags=flag_table, refusals=refusal_table, hooks=hook_table, changes=change_table)

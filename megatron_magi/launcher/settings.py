@@ -1,4 +1,4 @@
-"""Megatron's arguments under magi's switch: what a plan needs is set, and it is said."""
+"""Overrides the Megatron arguments that context-parallel plans require; logs each override."""
 
 from __future__ import annotations
 
