@@ -1,4 +1,4 @@
-"""The table of examples has every file, its length and its test."""
+"""The table of examples has every file, and the commands name them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def test_every_example_is_in_the_table() -> None:
     page = (ROOT / "docs" / "guides/frameworks.md").read_text()
-    rows = re.findall(
-        r"^\| \[`(\w+\.py)`\].*?\| (\d+) \| `(.*?)` \|.*`(tests/\S+)` \|$", page, re.M
-    )
-    files = {p.name: p.read_text().splitlines() for p in (ROOT / "examples").glob("*.py")}
-    assert {name for name, *_ in rows} == set(files)
-    for name, lines, command, test in rows:
-        assert int(lines) == len(files[name]), f"{name} has {len(files[name])} lines"
-        assert f"examples/{name}" in command
-        assert (ROOT / test).exists()
+    rows = dict(re.findall(r"^\| \[`(\w+\.py)`\].*\| (`.*`|-) \|$", page, re.M))
+    assert set(rows) == {path.name for path in (ROOT / "examples").glob("*.py")}
+    for name, command in rows.items():
+        assert command == "-" or f"examples/{name}" in command
