@@ -20,18 +20,17 @@ from tools.docs_text import attribute_docs, one_line
 OTHER_FLAGS = {
     "attention_backend": (
         "`magi`",
-        "The switch. Megatron's own values are passed on to Megatron, and nothing is hooked.",
+        "The switch. Megatron's own values leave Megatron as it is.",
     ),
     "mask": (
         "`MODULE:FUNCTION`",
-        "A function that Python can import; it makes the mask of every microbatch, see "
+        "The function that returns the mask of every microbatch, see "
         "[any other mask](../guides/megatron_lm.md#any-other-mask).",
     ),
     "balance_step": (
         "none",
-        "The samples of a step are dealt to replicas and microbatches so that their attention "
-        "costs the same, see "
-        "[samples of equal cost](../guides/megatron_lm.md#samples-of-equal-cost).",
+        "Deals the [samples of a step](../guides/megatron_lm.md#samples-of-equal-cost) to replicas "
+        "and microbatches so that their attention costs the same.",
     ),
 }
 """Flags that are no field of MagiConfig or its cost table: (value, what it does)."""
