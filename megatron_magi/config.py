@@ -136,7 +136,7 @@ class MagiConfig:
 
     kernel_backend: KernelBackend = "auto"
     """The attention kernel. "auto": "cuda" on Hopper, "fa4" (FlashAttention-4) on Blackwell if
-    flash-attn-4 is installed, "flex" (FlexAttention) on other GPUs and for heads wider than 256,
+    flash-attn-4 is installed, "flex" (FlexAttention) on other GPUs and for wider heads,
     "reference" (PyTorch) on the CPU and for fp32 and fp64."""
 
     deterministic: bool = False
