@@ -74,9 +74,8 @@ class CostTable:
     """Key rows of a kernel tile."""
 
     ranks_per_node: int | None = None
-    """Context-parallel ranks that share a node, neighbours in the group. A row that several of them
-    read then crosses to their node once. None means one node, or a network that is as fast
-    between nodes."""
+    """Context-parallel ranks that share a node, neighbours in the group. A row then crosses to each
+    node once. None: all ranks on one node, or on a network that is as fast between nodes."""
 
     node_link_gib_s: float = 45.0
     """Bytes a rank receives from other nodes per second, in GiB/s (400 Gbit/s are 46.6)."""
@@ -119,36 +118,38 @@ class MagiConfig:
     """Tokens per chunk, the smallest piece moved between ranks. None: the planner's cost model."""
 
     max_imbalance: float | None = None
-    """Highest load of a rank over the mean, in kernel tiles, as far as chunks allow. None means
-    1.01, and between nodes the one of 1.01, 1.02 and 1.05 with the shortest predicted time."""
+    """Highest load of a rank over the mean, in kernel tiles, that the planner may leave as far as
+    chunks allow. None: 1.01; where a group spans nodes (`costs.ranks_per_node`), the one of 1.01,
+    1.02 and 1.05 whose predicted time is shortest."""
 
     overlap_degree: int | None = None
     """Remote stages of the backward, and of a staged forward. 0: receive everything, then one
-    kernel. None means the planner's choice."""
+    kernel. None: the planner's cost model."""
 
     forward_mode: ForwardMode | None = None
-    """"at_once": receive everything, then one kernel. "local_first": rows that need no other rank's
-    keys while those are in flight, then the other rows. "staged": own keys, then the remote
-    stages, merged. None means the planner's choice."""
+    """"at_once": receive everything, then one kernel. "local_first": rows that see only own keys
+    while other keys arrive, then the other rows. "staged": own keys, then the remote stages,
+    merged. None: the planner's cost model."""
 
     costs: CostTable = H200_NVLINK
     """Rates and tile sizes that plans are chosen by."""
 
     kernel_backend: KernelBackend = "auto"
-    """The attention kernel. "auto": "cuda" on Hopper, "fa4" (FlashAttention-4) on Blackwell if
-    flash-attn-4 is installed, "flex" (FlexAttention) on other GPUs and for wider heads,
-    "reference" (PyTorch) on the CPU and for fp32 and fp64."""
+    """Backend of attention. "auto", which is logged: "cuda" on Hopper, "fa4" on Blackwell if
+    flash-attn-4 is installed, "flex" on other GPUs and for wider heads, "reference" on the CPU and
+    for fp32 and fp64."""
 
     deterministic: bool = False
     """Bit-identical gradients from run to run. The reference backend always is."""
 
     dkv_reduce_in_fp32: bool = True
     """Partial gradients of keys and values return to their owners in fp32. False: in the dtype of
-    the inputs, with one more rounding for every rank that reads a row. Sums are always fp32."""
+    the inputs, with half the bytes for bf16 and one more rounding per reading rank; the sums are
+    fp32 either way."""
 
     keep_received_keys: bool = False
-    """Received keys and values stay until the backward has read them, so no rank sends them again:
-    less traffic for more memory."""
+    """The forward keeps received keys and values for the backward: less traffic for more memory.
+    False: they are sent again."""
 
     send_queries: bool | None = None
     """True if queries may be sent to the rank that has the keys, and their outputs back, between
@@ -156,13 +157,13 @@ class MagiConfig:
     alone. In causal attention with few key heads it saves nothing."""
 
     transport: TransportChoice = "auto"
-    """How attention moves rows between ranks. "symm_mem": Hopper GPUs of one host read each other's
-    symmetric memory with the copy engine. "all_to_all": torch.distributed's, with any backend.
-    "auto": "symm_mem" where that is possible, otherwise "all_to_all"."""
+    """How attention moves rows between ranks. "all_to_all": torch.distributed's, with any backend.
+    "symm_mem": Hopper GPUs of one host copy from each other's symmetric memory without an SM.
+    "auto", which is logged: "symm_mem" where that is possible, and "all_to_all" elsewhere."""
 
     agreement_timeout_s: float = 300.0
-    """Seconds to wait for a rank that does not come, e.g. one that writes a checkpoint. A
-    disagreement is an error at once."""
+    """Seconds to wait for a rank that does not come, e.g. one that writes a checkpoint.
+    Disagreement raises at once."""
 
     def __post_init__(self) -> None:
         # Equal configs must have equal digests on every rank: 1 becomes 1.0, numpy's 128 Python's.

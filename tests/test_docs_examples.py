@@ -17,6 +17,7 @@ import torch.distributed as dist
 import megatron_magi
 from megatron_magi import huggingface, masks
 from megatron_magi import magi_attention as api
+from megatron_magi.cli import main
 from tests.process_pool import pool
 
 ROOT = Path(__file__).parent.parent
@@ -108,6 +109,18 @@ def test_the_example_of_transformers_in_the_reference() -> None:
     names |= {"input_ids": tokens, "labels": tokens, "position_ids": torch.arange(24)[None]}
     exec(example_of(huggingface), names)
     assert names["loss"] > 0
+
+
+def test_the_screen_of_doctor_has_the_last_lines_of_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Findings differ between machines; the names of the lines do not."""
+    page = (DOCS / "reference/cli.md").read_text()
+    screen = page.split("<!-- screen doctor # -5: -->\n")[1].split("\nIt also runs")[0]
+    assert main(["doctor"]) == 0
+    names = r"^ *(?:(?:ok|--|!!)  ([\w-]+(?: [\w-]+)?)  |(kernel|transport|layers)  |(ready): )"
+    shown, printed = (re.findall(names, text, re.M) for text in (screen, capsys.readouterr().out))
+    assert len(printed) > 15 and shown == printed[-4:]
 
 
 @pytest.mark.parametrize("page", ["guides/megatron_core.md", "guides/megatron_lm.md"])

@@ -62,7 +62,7 @@ SUBJECTS = {
     "kernel": ("lib",),
     "planner": ("lib",),
     "distributed": ("lib", "planner"),
-    "train": ("lib", "distributed"),
+    "train": ("lib", "planner", "distributed"),
 }
 """Rooms of benchmarks/, and which others each may import."""
 WITH_CHECKOUT_PATH = (

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
+from types import ModuleType
 
 from benchmarks.lib import changed_arguments
 from megatron_magi import CostTable, MagiConfig
@@ -20,24 +21,24 @@ from tools.docs_text import attribute_docs, one_line
 OTHER_FLAGS = {
     "attention_backend": (
         "`magi`",
-        "The switch. Megatron's own values leave Megatron as it is.",
+        "The switch. Megatron's own values are passed on to Megatron, and nothing is hooked.",
     ),
     "mask": (
         "`MODULE:FUNCTION`",
-        "The function that returns the mask of every microbatch, see "
-        "[any other mask](../guides/megatron_lm.md#any-other-mask).",
+        "A function that makes the [mask of every microbatch]"
+        "(../guides/megatron_lm.md#any-other-mask).",
     ),
     "balance_step": (
         "none",
-        "Deals the [samples of a step](../guides/megatron_lm.md#samples-of-equal-cost) to replicas "
-        "and microbatches so that their attention costs the same.",
+        "Deals the samples of a step to replicas and microbatches at "
+        "[equal attention cost](../guides/megatron_lm.md#samples-of-equal-cost).",
     ),
 }
 """Flags that are no field of MagiConfig or its cost table: (value, what it does)."""
 
 
 def flag_table() -> Iterator[str]:
-    """Every flag of the parser, and the sentence below the field that it sets."""
+    """Every flag of the launcher, from the parser, and the docstring of the field that it sets."""
     yield "| flag | value | default | what it does |"
     yield "|---|---|---|---|"
     notes = attribute_docs(CostTable) | attribute_docs(MagiConfig)
@@ -49,9 +50,8 @@ def flag_table() -> Iterator[str]:
             continue
         of = "costs." if action.dest in flags.COST_FLAGS else ""
         default = attrgetter(of + action.dest)(MagiConfig())
-        note = notes[action.dest]
-        if of or flag != f"--magi-{action.dest.replace('_', '-')}":
-            note = f"`{of}{action.dest}`: {note}"
+        text = notes[action.dest].removesuffix(" None: the planner's cost model.")
+        note = f"`{of}{action.dest}`: {text}"
         if action.nargs == 0:
             value, default = f"none; sets `{action.const}`", f"`{default}`"
         else:
@@ -73,45 +73,40 @@ def change_table() -> Iterator[str]:
 
 
 def refusal_table() -> Iterator[str]:
-    """Arguments of Megatron that end a run before it starts; equal remedies share a row."""
-    yield "| flag of Megatron | must be | what to do |"
-    yield "|---|---|---|"
-    rows: dict[tuple[str, str], list[str]] = {}
+    """Arguments of Megatron that end a run before it starts, grouped by their remedy."""
+    yield "| flag of Megatron | what to do |"
+    yield "|---|---|"
+    remedies: dict[str, list[str]] = {}
     for rule in constraints.REFUSALS:
-        works = f"`{rule.works[0]}`"
-        if rule.works[0] is False or rule.works[0] is None:
-            works = "not given"
-        rows.setdefault((works, rule.remedy), []).append(f"`{rule.flag}`")
-    for (works, remedy), refused in rows.items():
-        yield f"| {', '.join(refused)} | {works} | {remedy} |"
+        remedies.setdefault(rule.remedy, []).append(f"`{rule.flag}`")
+    for remedy, names in remedies.items():
+        yield f"| {', '.join(names)} | {remedy} |"
     others = state_refusals.OTHER_LAYERS.items()
     layers = ", ".join(f"`{symbol}` ({kind})" for symbol, kind in others)
-    yield f"| `--hybrid-layer-pattern` | without {layers} | leave these layers out |"
+    yield f"| {layers} in `--hybrid-layer-pattern` | leave these layers out |"
 
 
 def hook_table() -> Iterator[str]:
-    """Places of Megatron that are replaced, by the module that replaces them and its purpose."""
-    yield "| hooks | replaced in Megatron | by `launcher/` | what for |"
-    yield "|---|---|---|---|"
-    rows: dict[tuple[str, str], list[hook_points.HookPoint]] = {}
+    """Functions of Megatron that each launcher module replaces, by their last two names."""
+    yield "| `megatron_magi/launcher/` | replaces | purpose |"
+    yield "|---|---|---|"
+    replaced: dict[ModuleType, list[str]] = {}
     for point in hook_points.HOOK_POINTS:
         module = inspect.getmodule(point.wrap)
         assert module is not None, f"{point.name} is wrapped by a function of a module"
-        own = one_line(point.wrap.__doc__)  # "For `name`: ..." unless the place is only checked
-        purpose = one_line(module.__doc__) if own.startswith("For ") else own
-        rows.setdefault((module.__name__.rpartition(".")[2], purpose), []).append(point)
-    for (module, purpose), points in rows.items():
-        names = ", ".join(f"{point.name}{_versions(point)}" for point in points)
-        places = ", ".join(dict.fromkeys(f"`{point.attribute}`" for point in points))
-        yield f"| {names} | {places} | `{module}.py` | {purpose} |"
+        name = f"`{point.module.rpartition('.')[2]}.{point.attribute}`{_versions(point)}"
+        replaced.setdefault(module, []).append(name)
+    for module, names in replaced.items():
+        path = module.__name__.rpartition(".")[2] + ".py"
+        yield f"| `{path}` | {', '.join(names)} | {one_line(module.__doc__)} |"
 
 
 def _versions(point: hook_points.HookPoint) -> str:
-    """The versions that have the place, in brackets unless all have it."""
+    """The versions that have the function, if not all do."""
+    if (point.first, point.last) == (hook_points.FIRST, hook_points.LAST):
+        return ""
     first, last = (".".join(map(str, minor)) for minor in (point.first, point.last))
-    if point.last != hook_points.LAST:
-        return f" (to {last})"
-    return f" (from {first})" if point.first != hook_points.FIRST else ""
+    return f" ({first})" if first == last else f" ({first} to {last})"
 
 
 TABLES = dict(flags=flag_table, refusals=refusal_table, hooks=hook_table, changes=change_table)

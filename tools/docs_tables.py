@@ -1,7 +1,7 @@
 """Numbers and screens in the docs, computed by the planner and the command line, never typed.
 
 A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``; a screen is the indented block
-behind ``<!-- screen ARGUMENTS -->``.
+after ``<!-- screen ARGUMENTS -->``. ``# FIRST:LAST`` after the arguments shows only these lines.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from tools.docs_figures import HEADS, packed_lengths
 from tools.docs_text import fill_tables
 from tools.record_table import Row, markdown
 
+ROOT = Path(__file__).parents[1]
 TOTAL, CP_SIZE = 131072, 8
 PACKED = masks.from_cu_seqlens(np.cumsum([0, *packed_lengths(TOTAL, seed=5)]))
 CHUNK_SETTINGS = (
     "",
-    "chunk_size=512",
+    *(f"chunk_size={rows}" for rows in (1024, 512, 256)),
     "chunk_size=512, costs=CostTable(swap_trials=0)",
     *(f"chunk_size=512, max_imbalance={most}" for most in (1.05, 1.2)),
 )
 STAGE_SETTINGS = (
     "",
     *(f'forward_mode="{mode}"' for mode in ("at_once", "local_first")),
-    *(f'forward_mode="staged", overlap_degree={n}' for n in (1, 4)),
+    *(f'forward_mode="staged", overlap_degree={n}' for n in (1, 2, 4)),
 )
 """Arguments of MagiConfig."""
 
@@ -45,12 +46,16 @@ def update_page(page: Path) -> None:
 
 
 def _screen(arguments: str) -> str:
-    """Output of the command."""
+    """Lines that the command prints here, without the folder of this checkout."""
+    arguments, _, part = arguments.partition(" # ")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         command_line(arguments.split())
-    shown = f"$ megatron-magi {arguments}\n{printed.getvalue()}"
-    return "".join(f"    {line}".rstrip() + "\n" for line in shown.rstrip().splitlines())
+    lines = printed.getvalue().replace(str(ROOT), "CHECKOUT").rstrip().splitlines()
+    first, last = (int(end) if end else None for end in (part or ":").split(":"))
+    before, after = ["..."] * bool(first), ["..."] * bool(last)
+    shown = [f"$ megatron-magi {arguments}", *before, *lines[first:last], *after]
+    return "".join(f"    {line}".rstrip() + "\n" for line in shown)
 
 
 def chunk_table() -> list[str]:

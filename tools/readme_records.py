@@ -13,10 +13,15 @@ Record = dict[str, Any]
 
 
 def records(prefix: str) -> list[Record]:
-    """Oldest first: file names end in the date. Raises FileNotFoundError if there is none."""
-    files = sorted(RECORDS.glob(f"{prefix}_*.json"))
+    """Oldest first: file names have a date. Raises FileNotFoundError if there is none.
+
+    Args:
+        prefix: of the names, or a whole name with ``*`` in it.
+    """
+    pattern = f"{prefix}.json" if "*" in prefix else f"{prefix}_*.json"
+    files = sorted(RECORDS.glob(pattern))
     if not files:
-        raise FileNotFoundError(f"a record {prefix}_*.json in {RECORDS} is required, found none")
+        raise FileNotFoundError(f"a record {pattern} in {RECORDS} is required, found none")
     return [{**json.loads(file.read_text()), "file": file} for file in files]
 
 

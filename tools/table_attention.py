@@ -42,53 +42,56 @@ def _over_best_peer(cell: Row) -> str:
     return f"{magi:.0f} ({magi / best:.2f}x {name})" if best else f"{magi:.0f}"
 
 
-def host_rows(record: Record) -> list[Row]:
-    """A row for each implementation and level."""
-    rows = ({**row, "impl": row["impl"].replace("ours", "magi")} for row in record["rows"])
-    return pivot(rows, "impl level", "direction")
-
-
 def distributed_rows(record: Record) -> list[Row]:
-    """A row for each mask and length that magi was timed on; longest first."""
+    """A row for each mask that magi was timed on at the greatest length."""
     found = pivot(record["rows"], "ranks tokens mask", "impl direction")
-    rows = [_sized(row) for row in found if "ours_fwd" in row and ":" not in row["mask"]]
+    rows = [row for row in found if "ours_fwd" in row and ":" not in row["mask"]]
     for row in rows:
         of_a_ring = row["tokens"] * (row["ranks"] - 1)
         row["received"] = max(row["ours_fwd"]["received_rows"]) / max(of_a_ring, 1)
-    return sorted(rows, key=lambda row: (row["ranks"], row["tokens"]), reverse=True)
+    longest = max(row["tokens"] for row in rows)
+    return [row for row in rows if row["tokens"] == longest]
 
 
-def _sized(row: Row) -> Row:
-    return {**row, "size": f"{row['ranks']} x {row['tokens'] // 1024}k"}
+def te_rows(*columns: str) -> Callable[..., list[Row]]:
+    """Rows of TransformerEngine's methods, a mask each, and a column for each of the words.
 
-
-def te_rows(*heads: int, tokens: int | None = None) -> Callable[..., list[Row]]:
-    """Rows of TransformerEngine's methods, for numbers of query and key heads and a head size, and
-    for the tokens of a GPU if given. The records are on FlashAttention-3 and on cuDNN."""
+    A word is KERNEL_TOKENS_RANKS, such as fa3_16384_4.
+    """
 
     def rows(*records: Record) -> list[Row]:
-        found: dict[tuple[int, str], Row] = {}
-        for kernel, record in zip(("fa3", "cudnn"), records, strict=True):
-            first = {"heads": [64, 8], "head_dim": 128}  # of rows that do not tell theirs
-            every = ({**first, **row} for row in record["rows"])
-            some = [row for row in every if heads == (*row["heads"], row["head_dim"])]
-            for group in pivot(some, "mask ranks tokens", "impl direction"):
-                kind = group["mask"].split(":")[0]
-                row = found.setdefault((-group["tokens"], kind), {**_sized(group), "mask": kind})
-                packs = row.setdefault(f"packs_{kernel}", [])
-                packs += _best_way(group, kernel)
-                row[kernel] = _over_magi(packs)
-        return [found[key] for key in sorted(found) if tokens in (None, -key[0])]
+        packs: dict[tuple[str, str], list[Ratio]] = {}
+        for record in records:
+            for group in pivot(record["rows"], "mask ranks tokens", "impl direction"):
+                for kernel in KERNELS:
+                    column = f"{kernel}_{group['tokens']}_{group['ranks']}"
+                    packs.setdefault((_kind(group), column), []).extend(_best_way(group, kernel))
+        cells = {key: _over_magi(ratios) for key, ratios in packs.items()}
+        return [
+            {"mask": mask} | {column: cells.get((mask, column), "-") for column in columns}
+            for mask in sorted({mask for mask, _ in packs})
+        ]
 
     return rows
 
 
-def _best_way(group: Row, kernel: str) -> list[tuple[float, str, bool]]:
-    """The fastest method: its time over magi's, its name, and whether its GPU waited; or none."""
+KERNELS = ("fa3", "cudnn")
+Ratio = tuple[float, str, bool]
+"""A method's time over magi's, forward and backward together; its name; whether its GPU waited."""
+
+
+def _kind(row: Row) -> str:
+    """The mask, or the distribution of a pack."""
+    return str(row["mask"].split(":")[0])
+
+
+def _best_way(group: Row, kernel: str) -> list[Ratio]:
+    """The fastest method, or none."""
     ways = {}
     for way in ("ours", "p2p", "all_gather", "a2a"):
         impl = way if way == "ours" else f"te_{kernel}_{way}"
-        if runs := [group[key] for key in (f"{impl}_fwd", f"{impl}_bwd") if key in group]:
+        runs = [group[key] for key in (f"{impl}_fwd", f"{impl}_bwd") if key in group]
+        if len(runs) == 2:
             waited = any(run["host_ms"] > HEAD_START_MS for run in runs)
             ways[way] = sum(run["ms"] for run in runs), way, waited
     magi = ways.pop("ours", None)
@@ -96,7 +99,7 @@ def _best_way(group: Row, kernel: str) -> list[tuple[float, str, bool]]:
     return [(best[0] / magi[0], *best[1:])] if magi and best else []
 
 
-def _over_magi(packs: list[tuple[float, str, bool]]) -> str:
+def _over_magi(packs: list[Ratio]) -> str:
     """The median of the packs' ratios with its spread, and the fastest methods."""
     if not packs:
         return "-"

@@ -38,14 +38,25 @@ def flag_rows(record: Record) -> Iterator[Row]:
             yield {"name": name, "loss": loss} | ({"peer": peer, "apart": apart} if apart else {})
 
 
-def whole_rows(record: Record) -> Iterator[Row]:
-    """A row for each model, length, layout and call in which magi and stock's best way ran."""
-    for (model, length, layout), rows in _grouped(record["rows"], _place).items():
-        best = min((row for row in rows if _is_stock(row)), key=_step_ms)["case"]
-        for call, some in _grouped(rows, lambda row: row["round"]).items():
-            if best in {row["case"] for row in some} and not all(map(_is_stock, some)):
-                place = {"model": model, "length": length, "layout": layout, "call": call + 1}
-                yield place | _compared(some)
+def whole_rows(*records: Record) -> Iterator[Row]:
+    """A row for each model, length and layout, of the calls in which stock's best way ran too."""
+    runs = [((i, row["round"]), row) for i, record in enumerate(records) for row in record["rows"]]
+    plain = [(call, row) for call, row in runs if _place(row)[2] not in KINDS]
+    for (model, length, layout), some in _grouped(plain, lambda x: _place(x[1])).items():
+        best = min((row for _, row in some if _is_stock(row)), key=_step_ms, default=None)
+        together = _grouped(some, lambda x: x[0]).values()
+        rows = [[row for _, row in call] for call in together]
+        fair = [row for call in rows if best and _has_both(call, best["case"]) for row in call]
+        if fair:
+            yield {"model": model, "length": length, "layout": layout} | _compared(fair)
+
+
+KINDS = ("profile", "fp8", "recompute", "sft-short", "sft-long")
+"""Second words of cases that do more than bf16 on causal sequences."""
+
+
+def _has_both(rows: list[Row], stock: str) -> bool:
+    return stock in {row["case"] for row in rows} and not all(map(_is_stock, rows))
 
 
 def packed_rows(record: Record) -> Iterator[Row]:
@@ -56,10 +67,10 @@ def packed_rows(record: Record) -> Iterator[Row]:
         yield {"length": length} | _compared(rows)
 
 
-def profile_rows(record: Record) -> list[Row]:
-    """Runs with the flag whose steps were profiled."""
-    rows = [row for row in record["rows"] if row["case"].startswith("magi profile")]
-    return [row["profile"] | {"run": row["case"].replace(" profile", "")} for row in rows]
+def profile_rows(*records: Record) -> list[Row]:
+    """Runs whose steps were profiled."""
+    rows = [row for record in records for row in record["rows"] if "profile" in row]
+    return [row["profile"] | {"run": row["case"].replace("profile ", "")} for row in rows]
 
 
 def _compared(rows: list[Row]) -> Row:
@@ -73,6 +84,7 @@ def _compared(rows: list[Row]) -> Row:
         "magi": _median(cases[magi]),
         "ways": "; ".join(f"{' '.join(x.split()[2:4])} {_median(cases[x])}" for x in stock),
         "over": ms[stock[0]] / ms[magi],
+        "calls": len(cases[magi]),
         "first": ", ".join(f"{row['ms'][0]:,.0f}" for row in pair),
         "peak": ", ".join(f"{float(row['memory'][-1]):,.0f}" for row in pair),
     }

@@ -10,9 +10,15 @@ from tools.record_table import Row, Table, pivot
 
 
 def planner_rows(record: Record) -> list[Row]:
-    """Plans of documents that are cut at a quarter."""
+    """Plans of documents that are cut at a quarter, at 8,192 tokens of a rank."""
     rows = [row for row in record["rows"] if row["what"] == "quality" and row["cut"]]
-    return [{**row, "size": row["tokens_per_rank"] // 1024} for row in rows]
+    return [row for row in rows if row["tokens_per_rank"] == 8192]
+
+
+def scale_rows(record: Record) -> list[Row]:
+    """One, eight and 64 nodes."""
+    rows = [row for row in record["rows"] if row["cp_size"] in (8, 64, 512)]
+    return pivot(rows, "distribution cp_size", "plan")
 
 
 def both_ways(forward: str, backward: str, impls: str) -> str:
@@ -21,13 +27,17 @@ def both_ways(forward: str, backward: str, impls: str) -> str:
     return " | ".join(cell.replace("*", impl) for impl in impls.split())
 
 
-def te_attention(*heads: int, tokens: int | None = None) -> Table:
-    """Next to TransformerEngine, for one shape of heads."""
+def whole_steps(records: str) -> Table:
+    """Next to every way of stock Megatron, of all days."""
     return Table(
-        "te_attention_fa3 te_attention_cudnn",
-        "mask | GPUs x tokens | best method on FlashAttention-3 | best method on cuDNN",
-        "`{mask}` | {size} | {fa3} | {cudnn}",
-        table_attention.te_rows(*heads, tokens=tokens),
+        records,
+        "model | sequence | layout | runs | magi, ms | stock by method, ms "
+        "| over the fastest stock | first step, ms: magi, stock "
+        "| memory of a rank, MiB: magi, stock",
+        "{model} | {length:,} | {layout} | {calls} | {magi} | {ways} | {over:.2f}x | {first} "
+        "| {peak}",
+        table_steps.whole_rows,
+        every=True,
     )
 
 
@@ -40,24 +50,11 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
         table_attention.kernel_rows,
         every=True,
     ),
-    "kernel peers": Table(
-        "kernel",
-        "mask, 16k | magi | cudnn | flex | fa3 | fa4",
-        "`{mask}` | " + both_ways("fwd_16384[*]", "bwd_16384[*]", "ours cudnn flex fa3 fa4"),
-        table_attention.kernel_rows,
-        every=True,
-    ),
-    "host": Table(
-        "host",
-        "us a call, median (least) | forward | backward",
-        "{impl}, {level} | {fwd[us]:.0f} ({fwd[min_us]:.0f}) | {bwd[us]:.0f} ({bwd[min_us]:.0f})",
-        table_attention.host_rows,
-    ),
     "planner": Table(
         "planner",
-        "documents | cp | tokens per rank | LPT, chunk 2048 | LPT, chunk 512 | search, chunk 512 "
+        "documents | cp | LPT, chunk 2048 | LPT, chunk 512 | search, chunk 512 "
         "| search, chosen chunk | plan, ms",
-        "{distribution} | {cp_size} | {size}K "
+        "{distribution} | {cp_size} "
         "| {lpt_2048[received_own]:.2f} / {lpt_2048[imbalance_max]:.3f} "
         "| {lpt_fine[received_own]:.2f} / {lpt_fine[imbalance_max]:.3f} "
         "| {swap_fine[received_own]:.2f} / {swap_fine[imbalance_max]:.3f} "
@@ -72,13 +69,13 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
         "| {lpt_2048[tflops]:.0f}, {lpt_2048[efficiency]:.2f}, {lpt_2048[crossing_own]:.2f} "
         "| {flat[tflops]:.0f}, {flat[efficiency]:.2f}, {flat[crossing_own]:.2f} "
         "| {nodes[tflops]:.0f}, {nodes[efficiency]:.2f}, {nodes[crossing_own]:.2f}",
-        lambda record: pivot(record["rows"], "distribution cp_size", "plan"),
+        scale_rows,
     ),
     "dist": Table(
         "dist",
-        "mask | GPUs x tokens | magi | kernels alone | contiguous all-gather | zigzag all-gather "
+        "mask | magi | kernels alone | contiguous all-gather | zigzag all-gather "
         "| ring | Ulysses | one GPU | rows received",
-        "`{mask}` | {size} | "
+        "`{mask}` | "
         + both_ways(
             "*_fwd", "*_bwd", "ours kernels all_gather all_gather_zigzag ring ulysses one_gpu"
         )
@@ -94,9 +91,8 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
     ),
     "pretrain flags": Table(
         "pretrain_flags",
-        "job | loss of step 1 | 2 | 3 | 20 | compared with | differs at step 1 | 2 | 3 | 20",
-        "`{name}` | {loss[0]:.5f} | {loss[1]:.5f} | {loss[2]:.5f} | {loss[19]:.5f} | `{peer}` "
-        "| {apart[0]:.0e} | {apart[1]:.0e} | {apart[2]:.0e} | {apart[19]:.0e}",
+        "job | loss of step 1 | 20 | differs from stock at step 1 | 20",
+        "`{name}` | {loss[0]:.5f} | {loss[19]:.5f} | {apart[0]:.0e} | {apart[19]:.0e}",
         table_steps.flag_rows,
     ),
     "published jobs": table_jobs.sets_table,
@@ -134,27 +130,28 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
         "{program} | {loss:.6f}",
         table_llama.held_out_rows,
     ),
-    "te attention": te_attention(64, 8, 128),
-    "te attention short": te_attention(64, 8, 128, tokens=16384),
-    "te attention of small heads": te_attention(32, 8, 64),
-    "te attention of one key head": te_attention(8, 1, 128),
+    "te attention": Table(
+        "te_attention_fa3_*_4gpus",
+        "mask | 32k tokens a GPU | 16k | 8k",
+        "`{mask}` | {fa3_32768_4} | {fa3_16384_4} | {fa3_8192_4}",
+        table_attention.te_rows("fa3_32768_4", "fa3_16384_4", "fa3_8192_4"),
+    ),
+    "te attention of two": Table(
+        "te_attention_fa3_*_2gpus te_attention_cudnn_*_2gpus",
+        "mask | FlashAttention-3: 32k tokens a GPU | 16k | cuDNN: 16k | 8k",
+        "`{mask}` | {fa3_32768_2} | {fa3_16384_2} | {cudnn_16384_2} | {cudnn_8192_2}",
+        table_attention.te_rows("fa3_32768_2", "fa3_16384_2", "cudnn_16384_2", "cudnn_8192_2"),
+    ),
     "te steps": Table(
         "te_pretrain",
         "sequence | magi, ms | stock by method, ms | over the fastest stock",
         "{length:,} | {magi} | {ways} | {over:.2f}x",
         table_steps.packed_rows,
     ),
-    "te whole steps": Table(
-        "te_steps",
-        "model | sequence | layout | call | magi, ms | stock by method, ms "
-        "| over the fastest stock | first step, ms: magi, stock "
-        "| memory of a rank, MiB: magi, stock",
-        "{model} | {length:,} | {layout} | {call} | {magi} | {ways} | {over:.2f}x | {first} "
-        "| {peak}",
-        table_steps.whole_rows,
-    ),
+    "te whole steps": whole_steps("te_steps_*_4gpus"),
+    "te whole steps of two": whole_steps("te_steps_*_2gpus"),
     "te step profile": Table(
-        "te_pretrain",
+        "te_steps_*_2gpus",
         "run | step | attention | gemm | elementwise | exchange | idle | exchange, hidden too",
         "`{run}` | {step_ms:,.0f} | {parts_ms[attention]:,.0f} | {parts_ms[gemm]:,.0f} "
         "| {parts_ms[elementwise]:,.0f} | {parts_ms[exchange]:,.0f} | {parts_ms[idle]:,.0f} "

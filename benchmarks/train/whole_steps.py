@@ -86,6 +86,7 @@ ONE_GROUP = (
     Shape("1b", 32768, "fp8", TENSORWISE),
     Shape("1b", 8192, "profile", ONE_STEP),
     Shape("1b", 32768, "profile", ONE_STEP),
+    Shape("8b", 65536, "profile", ONE_STEP),
     *(Shape("1b", length, kind, SFT) for kind in SFT_KINDS for length in (32768, 65536)),
 )
 """On the layout alone that has one context-parallel group of all GPUs."""

@@ -1,4 +1,4 @@
-"""Megatron's data loader under --magi-balance-step: samples are dealt inside their step."""
+"""Deals samples inside their step in Megatron's data loader, under --magi-balance-step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that Megatron builds: magi's core attention inside, magi's plan in every forward."""
+"""Puts magi's core attention into the models that Megatron builds, and a plan into each forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples on the host, between Megatron's data loader and the device.
+"""Reads the documents of samples on the host, and draws samples ahead.
 
 The documents of a sample are read here, before Megatron moves it to the device. No rank waits for
 the device to know them, and every pipeline stage knows them, also one that reads no rows.

@@ -1,4 +1,4 @@
-"""Overrides the Megatron arguments that context-parallel plans require; logs each override."""
+"""Overrides the Megatron arguments that plans require, and logs each override."""
 
 from __future__ import annotations
 

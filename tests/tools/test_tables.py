@@ -65,7 +65,7 @@ def test_a_call_without_the_best_stock_way_has_no_row() -> None:
     rows = [step(f"stock {way} 1b 8192", ms, round=call) for way, ms, call in ways]
     rows += [step("magi cp2 1b 8192", 100, round=call) for call in (0, 1)]
     (row,) = whole_rows({"rows": rows})
-    assert (row["call"], row["layout"], row["over"]) == (1, "cp2", 1.2)
+    assert (row["calls"], row["layout"], row["over"]) == (1, "cp2", 1.2)
     assert (row["first"], row["peak"]) == ("9,000, 9,000", "2,048, 2,048")
 
 
@@ -77,32 +77,25 @@ def test_a_job_is_compared_with_stock_of_its_name() -> None:
     assert "peer" not in documents and "peer" not in odd
 
 
-def attention(impl: str, ms: float, mask: str = "causal", **shape: Any) -> list[Row]:
+def attention(impl: str, ms: float, mask: str = "causal", **more: Any) -> list[Row]:
     where = {"mask": mask, "ranks": 2, "tokens": 4096, "host_ms": 1.0, "impl": impl, "ms": ms}
-    return [where | {"direction": direction} | shape for direction in ("fwd", "bwd")]
+    return [where | {"direction": direction} | more for direction in ("fwd", "bwd")]
 
 
-def test_attention_is_compared_within_a_shape() -> None:
-    small = {"heads": [32, 8], "head_dim": 64}
-    record = {
-        "rows": attention("ours", 10)
-        + [row for kernel in ("fa3", "cudnn") for row in attention(f"te_{kernel}_p2p", 13)]
-        + attention("ours", 2, **small)
-        + attention("te_fa3_a2a", 4, host_ms=6.0, **small)
-    }
-    (row,) = te_rows(64, 8, 128)(record, record)
-    assert (row["fa3"], row["cudnn"], row["size"]) == ("1.30x, p2p", "1.30x, p2p", "2 x 4k")
-    (row,) = te_rows(32, 8, 64)(record, record)
-    assert (row["fa3"], row["cudnn"]) == ("2.00x, a2a *", "-")
-    assert te_rows(64, 8, 128, tokens=8192)(record, record) == []
+def test_attention_is_compared_within_a_program() -> None:
+    flash = {"rows": attention("ours", 10) + attention("te_fa3_a2a", 13, host_ms=6.0)}
+    fused = {"rows": attention("ours", 8) + attention("te_cudnn_p2p", 12)}
+    (row,) = te_rows("fa3_4096_2", "cudnn_4096_2", "fa3_8192_2")(flash, fused)
+    assert (row["fa3_4096_2"], row["cudnn_4096_2"]) == ("1.30x, a2a *", "1.50x, p2p")
+    assert row["fa3_8192_2"] == "-"
 
 
 def test_packs_of_one_kind_are_one_row() -> None:
     times = {"d1:0": 12, "d1:1": 14, "d1:2": 20}
     rows = [row for mask in times for row in attention("ours", 10, mask)]
     rows += [row for mask, ms in times.items() for row in attention("te_fa3_p2p", ms, mask)]
-    (row,) = te_rows(64, 8, 128)({"rows": rows}, {"rows": []})
-    assert row["fa3"] == "1.40x (1.20 to 2.00), p2p" and row["mask"] == "d1"
+    (row,) = te_rows("fa3_4096_2")({"rows": rows})
+    assert row["fa3_4096_2"] == "1.40x (1.20 to 2.00), p2p" and row["mask"] == "d1"
 
 
 def test_distributed_rows_are_those_that_magi_was_timed_on() -> None:
@@ -114,7 +107,7 @@ def test_distributed_rows_are_those_that_magi_was_timed_on() -> None:
         for direction in ("fwd", "bwd")
     ]  # fmt: skip
     (row,) = distributed_rows({"rows": rows})
-    assert (row["mask"], row["size"], row["received"]) == ("full", "1 x 1k", 0)
+    assert (row["mask"], row["tokens"], row["received"]) == ("full", 1024, 0)
 
 
 def test_a_cell_of_the_kernel_is_from_its_newest_record() -> None:

@@ -21,8 +21,8 @@ NUM_PAIRS = {
     "agree": 1,
     "speed": 5,
     "flags": 20,
-    "te_speed_2gpus": 80,
-    "te_speed_4gpus": 152,
+    "te_speed_2gpus": 86,
+    "te_speed_4gpus": 160,
     "balance_speed_2gpus": 36,
     "balance_speed_4gpus": 36,
 }
