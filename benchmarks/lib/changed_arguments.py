@@ -29,8 +29,8 @@ ARGUMENTS = (
     Change(
         "create_attention_mask_in_dataloader",
         "`False`",
-        "the plan is the mask. Stock Megatron builds and copies seq_length x seq_length bytes for "
-        "every sample, which TransformerEngine does not read",
+        "the plan is the mask. Stock Megatron copies seq_length x seq_length bytes a sample, which "
+        "TransformerEngine does not read",
         MASK_FLAG,
     ),
     Change(

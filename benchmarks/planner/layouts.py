@@ -89,13 +89,16 @@ def documents(name: str) -> Any:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Markdown: the step over the ideal in data parallelism, and with groups as large as a host."""
+    """Markdown: the step over the ideal in data parallelism, and with groups as large as a host.
+
+    Rows below a host of eight are left out.
+    """
     lines = [
         "| documents | samples | GPUs | DP, stock's order | CP as large as a host, one sample | "
         "CP, joined | CP, joined and dealt | recommended |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for r in rows:
+    for r in (row for row in rows if row["gpus"] >= 8):
         most = max(t["division"]["cp_size"] for t in r["layouts"])
         shown = [
             _over_ideal(r["layouts"], cp_size, joined, dealt)
