@@ -39,24 +39,16 @@ def flag_rows(record: Record) -> Iterator[Row]:
 
 
 def whole_rows(*records: Record) -> Iterator[Row]:
-    """A row for each model, length and layout, of the calls in which stock's best way ran too."""
-    runs = [((i, row["round"]), row) for i, record in enumerate(records) for row in record["rows"]]
-    plain = [(call, row) for call, row in runs if _place(row)[2] not in KINDS]
-    for (model, length, layout), some in _grouped(plain, lambda x: _place(x[1])).items():
-        best = min((row for _, row in some if _is_stock(row)), key=_step_ms, default=None)
-        together = _grouped(some, lambda x: x[0]).values()
-        rows = [[row for _, row in call] for call in together]
-        fair = [row for call in rows if best and _has_both(call, best["case"]) for row in call]
-        if fair:
-            yield {"model": model, "length": length, "layout": layout} | _compared(fair)
+    """A row for each model, length and layout, of all runs of all records."""
+    rows = [row for record in records for row in record["rows"]]
+    plain = [row for row in rows if _place(row)[2] not in KINDS]
+    for (model, length, layout), some in _grouped(plain, _place).items():
+        if {_is_stock(row) for row in some} == {True, False}:
+            yield {"model": model, "length": length, "layout": layout} | _compared(some)
 
 
 KINDS = ("profile", "fp8", "recompute", "sft-short", "sft-long")
 """Second words of cases that do more than bf16 on causal sequences."""
-
-
-def _has_both(rows: list[Row], stock: str) -> bool:
-    return stock in {row["case"] for row in rows} and not all(map(_is_stock, rows))
 
 
 def packed_rows(record: Record) -> Iterator[Row]:
@@ -84,9 +76,9 @@ def _compared(rows: list[Row]) -> Row:
         "magi": _median(cases[magi]),
         "ways": "; ".join(f"{' '.join(x.split()[2:4])} {_median(cases[x])}" for x in stock),
         "over": ms[stock[0]] / ms[magi],
-        "calls": len(cases[magi]),
-        "first": ", ".join(f"{row['ms'][0]:,.0f}" for row in pair),
-        "peak": ", ".join(f"{float(row['memory'][-1]):,.0f}" for row in pair),
+        "runs": len(cases[magi]),
+        "first": " / ".join(f"{row['ms'][0] / 1e3:.1f}" for row in pair),
+        "peak": " / ".join(f"{float(row['memory'][-1]):,.0f}" for row in pair),
     }
 
 

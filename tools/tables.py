@@ -31,10 +31,10 @@ def whole_steps(records: str) -> Table:
     """Next to every way of stock Megatron, of all days."""
     return Table(
         records,
-        "model | sequence | layout | runs | magi, ms | stock by method, ms "
-        "| over the fastest stock | first step, ms: magi, stock "
-        "| memory of a rank, MiB: magi, stock",
-        "{model} | {length:,} | {layout} | {calls} | {magi} | {ways} | {over:.2f}x | {first} "
+        "model | sequence | layout | runs of magi | magi, ms | stock by method, ms "
+        "| over the fastest stock run | first step, s: magi / stock "
+        "| torch's allocator, MiB: magi / stock",
+        "{model} | {length:,} | {layout} | {runs} | {magi} | {ways} | {over:.2f}x | {first} "
         "| {peak}",
         table_steps.whole_rows,
         every=True,

@@ -3,6 +3,8 @@
 Every instant of the step counts once: for the first kind of `KINDS` that runs then on any stream,
 or for `idle`. So the parts add up to the step, and what is hidden under another kind is not seen;
 `busy` has the time of a kind's own, hidden or not.
+Waiting for another rank is `idle` where streams wait for flags, as with magi's symmetric memory,
+and `exchange` where NCCL's kernels wait.
 """
 
 from __future__ import annotations

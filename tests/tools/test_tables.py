@@ -60,13 +60,15 @@ def test_runs_of_one_case_have_their_median() -> None:
     assert row["over"] == pytest.approx(99 / 110)
 
 
-def test_a_call_without_the_best_stock_way_has_no_row() -> None:
-    ways = [("cp2 fa3 p2p", 120, 0), ("cp2 fa3 a2a", 130, 0), ("cp2 fa3 a2a", 125, 1)]
-    rows = [step(f"stock {way} 1b 8192", ms, round=call) for way, ms, call in ways]
-    rows += [step("magi cp2 1b 8192", 100, round=call) for call in (0, 1)]
-    (row,) = whole_rows({"rows": rows})
-    assert (row["calls"], row["layout"], row["over"]) == (1, "cp2", 1.2)
-    assert (row["first"], row["peak"]) == ("9,000, 9,000", "2,048, 2,048")
+def test_whole_steps_have_all_runs_of_all_days() -> None:
+    stock = [step("stock cp2 fa3 p2p 1b 8192", 120), step("stock fp8 cp2 fa3 p2p 1b 8192", 1)]
+    magi = [step("magi cp2 1b 8192", ms) for ms in (90, 100, 130)]
+    (row,) = whole_rows(
+        {"rows": [*stock, magi[0], step("magi cp2 1b 4096", 1)]}, {"rows": magi[1:]}
+    )
+    assert (row["runs"], row["layout"], row["over"]) == (3, "cp2", 1.2)
+    assert (row["magi"], row["first"]) == ("100 (90 to 130)", "9.0 / 9.0")
+    assert row["peak"] == "2,048 / 2,048"
 
 
 def test_a_job_is_compared_with_stock_of_its_name() -> None:

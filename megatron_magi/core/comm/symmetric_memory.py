@@ -72,7 +72,7 @@ class SymmetricMemory:
         with torch.inference_mode(False):  # training may follow an evaluation that opened it
             shared = rendezvous(group, device, FLAGS_BYTES + NUM_SLOTS * self.slot_bytes)
         self.buffer, self._handle, bases_by_rank, rank = shared
-        # Peers in turn, beginning after this rank: no two ranks read from one peer at a time.
+        # Peers in turn, beginning after this rank: no two ranks begin with one peer.
         self.rank, size = rank, len(bases_by_rank)
         self.peers = [(rank + i) % size for i in range(1, size)]
         bases = [bases_by_rank[peer] for peer in self.peers]

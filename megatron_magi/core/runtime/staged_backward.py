@@ -82,8 +82,9 @@ class _Backward:
 
     def run(self, stage: PreparedStage, keys: Tensor, values: Tensor) -> None:
         """Add a stage's part of dq, and compute the gradients of its keys and values. They leave
-        with ``send``, which a transport allows after the next fetch has begun: both become possible
-        with the end of this stage, and the keys are needed first."""
+        with ``send``: at once, unless the transport keeps its room. Then they leave after the next
+        fetch has begun, because both become possible with the end of this stage, and the keys are
+        needed first."""
         grads = self.key_grads.place(stage)
         work = self.work
         if stage.sees:
@@ -119,10 +120,11 @@ class _Backward:
 
 
 MOST_HEAD_BYTES = 12 << 20
-"""Bytes of one query head's q, dout and dq, 2 + 2 + 4 an element, up to which stages run
-together. With more, blocks of the two kernels drift apart and share less of the L2: on one H100
-without exchanges, head_dim 128, the slowest of four ranks took 0.96 to 1.06 times as long at 8K
-rows, 1.00 to 1.22 at 16K and 1.05 to 1.34 at 32K (record rank_times_h100_2026-11-27)."""
+"""Bytes of one query head's q, dout and dq, 2 + 2 + 4 an element, up to which stages run together:
+12,288 rows at head_dim 128. With more, blocks of the two kernels drift apart and share less of the
+L2. On one H100 without exchanges, head_dim 128, stages that ran together took 0.96 to 1.06 times as
+long as one after another at 8K rows on the slowest of four ranks, 1.00 to 1.22 times at 16K and
+1.05 to 1.34 at 32K (record rank_times_h100_2026-11-27)."""
 
 
 def _may_run_ahead(work: StageContext, q: Tensor, v: Tensor) -> bool:
