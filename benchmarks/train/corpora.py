@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-TOKENS = 16_000_000
+TOKENS = 26_000_000
 """At least as many in a corpus of drawn documents: no run reads one twice."""
 END = 256
 """Token after a source file."""

@@ -1,13 +1,20 @@
-"""The cases of whole steps, and the conversations that packed fine-tuning trains on."""
+"""The cases of whole steps, and the documents and conversations that they train on."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import megatron_magi.adapter  # noqa: F401  prepares the import of Megatron
 from benchmarks.distributed.packs import short_documents
+from benchmarks.planner.layouts import documents
+from benchmarks.train import corpora
 from benchmarks.train.pretrain_sft import PROMPT, pack
 from benchmarks.train.whole_steps import SFT_MODULE, balance_cases, whole_step_cases
+
+from megatron.core.datasets.indexed_dataset import IndexedDataset  # isort: skip
 
 KINDS = ("fp8", "sft-short", "sft-long", "recompute", "profile")
 TOKENS = 32_768
@@ -42,6 +49,7 @@ def test_every_division_takes_the_same_tokens_a_step(gpus: int) -> None:
         assert f"{case.documents}-docs" == documents
         assert case.flags["global-batch-size"] == int(samples)
         assert case.flags["seq-length"] == int(length)
+        assert case.flags["train-iters"] * int(samples) * int(length) < corpora.TOKENS
     dealt = [case for case in cases if "magi-balance-step" in case.flags]
     per_gpu = {case.flags["global-batch-size"] // gpus for case in dealt}
     assert per_gpu == ({4} if gpus == 2 else {1, 4})
@@ -56,3 +64,16 @@ def test_a_pack_fills_a_sequence_with_conversations_that_end_anywhere() -> None:
     lengths = [PROMPT + len(message["content"]) for message in messages[1::2]]
     assert TOKENS - 8 * len(lengths) <= sum(lengths) <= TOKENS
     assert len({length % 8 for length in lengths}) > 1
+
+
+def test_a_corpus_of_drawn_documents_is_megatrons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpora, "TOKENS", 10_000)
+    prefix = corpora.corpus("wlb", tmp_path)
+    wanted = documents("wlb").sequence_lengths
+    dataset = IndexedDataset(str(prefix))  # its arrays are views of a file that it holds open
+    found = dataset.sequence_lengths
+    assert found.tolist() == wanted[: len(found)].tolist()
+    assert found[:-1].sum() <= 10_000 < found.sum()
+    assert np.fromfile(f"{prefix}.bin", dtype=np.uint16).max() < corpora.HIGHEST
