@@ -9,6 +9,7 @@
 One process per rank. Implementations, in random order, round after round; a round starts together
 and counts for its slowest rank, the median of the rounds is reported. The GPUs are kept busy while
 the host enqueues a round, as by the layers before it in a model; what the host takes is host_ms.
+Every timed backward follows an untimed forward.
   ours         dist_attn as planned; oursN: overlap degree N, forward and backward
   at_once, local_first, staged: the forward mode of this name, the planner's overlap degree
   symm_mem, all_to_all: ours with this transport, see MagiConfig
@@ -214,10 +215,10 @@ def timed(
     """Milliseconds of the slowest rank and of its host; all begin together, once prepared."""
     prepare()
     together = torch.zeros(1, device=device)
-    dist.all_reduce(together)
     if device.type == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(int(HEAD_START_MS * CYCLES_PER_MS))
+        dist.all_reduce(together)  # last: clocks differ, and with them the end of the sleep
         begin.record()
         began = time.perf_counter()
         call()
@@ -226,6 +227,7 @@ def timed(
         end.synchronize()
         took = begin.elapsed_time(end)
     else:
+        dist.all_reduce(together)
         began = time.perf_counter()
         call()
         host = time.perf_counter() - began
@@ -237,7 +239,7 @@ def timed(
 
 
 def nothing() -> None:
-    """What most calls need before they are timed."""
+    """What a forward needs before it is timed."""
 
 
 def disagreements(made: dict[str, Call]) -> Iterator[str]:
@@ -295,8 +297,8 @@ def run_setting(
     for turn in range(WARM_ROUNDS + args.rounds):
         for impl, call in shuffled.sample(list(made.items()), len(made)):
             for direction, run in (("fwd", call.forward), ("bwd", call.backward)):
-                prepare = getattr(call, "before_backward", nothing)
-                took = timed(run, prepare if direction == "bwd" else nothing, device)
+                forward = getattr(call, "before_backward", call.forward)
+                took = timed(run, forward if direction == "bwd" else nothing, device)
                 if turn >= WARM_ROUNDS:
                     times.setdefault((impl, direction), []).append(took)
     flops = 4 * mask.area() * shape.num_heads_q * shape.head_dim
