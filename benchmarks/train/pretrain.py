@@ -169,6 +169,7 @@ def environment(megatron: Path) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        "OMP_NUM_THREADS": "1",  # as torchrun sets it
         "PYTHONWARNINGS": "ignore",
     }
 

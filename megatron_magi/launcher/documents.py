@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from megatron_magi.core.mask import AttnMask
@@ -143,7 +143,7 @@ def bounds_of_eod(tokens: Tensor, eod: int) -> list[int]:
     Cost: waits until the tokens are on the host.
     """
     batch, length = tokens.shape
-    ends = (tokens.reshape(-1) == eod).nonzero().reshape(-1) + 1
+    ends = np.flatnonzero(tokens.reshape(-1).cpu().numpy() == eod) + 1
     return sorted({*ends.tolist(), *sequence_bounds((batch, length))})
 
 
@@ -198,13 +198,14 @@ def _one_row(cu_seqlens: Tensor, name: str, total: int) -> list[int]:
     """The checked boundaries without copies of the last one, of which Megatron's loader appends up
     to a sequence's length: 10 ms in a list of 131,073."""
     check_one_stream(cu_seqlens)
-    row = cu_seqlens.reshape(-1).cpu()
-    if not len(row) or row[0] != 0 or bool((row.diff() < 0).any()) or row[-1] > total:
+    row = cu_seqlens.reshape(-1).cpu().numpy()  # PyTorch would wake its threads for long rows
+    if not len(row) or row[0] != 0 or (row[1:] < row[:-1]).any() or row[-1] > total:
         raise ValueError(
             f"{name} must begin with 0, never descend and end within the {total} tokens of the "
             f"stream, got {row[:8].tolist()}... ({len(row)} numbers, the last ones "
             f"{row[-3:].tolist()}); pass prefix sums, with copies of the last one after it, not "
             f"0 or -1"
         )
-    num_lower = int(torch.searchsorted(row, row[-1:]))
-    return row[: num_lower + 1].tolist()
+    num_lower = int(row.searchsorted(row[-1]))
+    bounds: list[int] = row[: num_lower + 1].tolist()
+    return bounds

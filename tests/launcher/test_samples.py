@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -10,13 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from megatron_magi.adapter.carried_plan import carried_plan
 from megatron_magi.launcher import samples as samples_module
 from megatron_magi.launcher import session as launch_module
 from megatron_magi.launcher.batch import dispatch_dict
+from megatron_magi.launcher.documents import bounds_of_cu_seqlens, bounds_of_eod
 from megatron_magi.launcher.model_hooks import _plan_of_middle_stage
 from megatron_magi.launcher.samples import (
+    ONE_THREAD,
+    _note_labels,
     require_documents,
     wrap_dataset_builder,
     wrap_next_sample,
@@ -58,6 +63,36 @@ class Replayed:
 @pytest.fixture
 def launch() -> LauncherState:
     return launch_of(LENGTH, dataloader_inter_document_masking=True)
+
+
+@pytest.mark.parametrize("place", [None, 0, ONE_THREAD, 2 * ONE_THREAD + 1])
+def test_a_step_knows_whether_a_token_counts(launch: LauncherState, place: int | None) -> None:
+    mask = torch.zeros(1, 3 * ONE_THREAD)
+    if place is not None:
+        mask[0, place] = 1
+    _note_labels(launch, {"loss_mask": mask})
+    assert launch.stats.has_label is (place is not None)
+    _note_labels(launch, {"loss_mask": torch.zeros(1, LENGTH)})  # of a later microbatch
+    assert launch.stats.has_label is (place is not None)
+
+
+def test_long_samples_wake_no_threads_of_pytorch(launch: LauncherState) -> None:
+    """They took up to 100 ms; a copy is one memcpy, and numpy has one thread."""
+    length = 4 * ONE_THREAD
+    mask, tokens = torch.ones(1, length), torch.arange(length)[None]
+    bounds = torch.tensor([[0, *[length] * length]], dtype=torch.int32)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        _note_labels(launch, {"loss_mask": mask})
+        assert bounds_of_cu_seqlens(bounds, None, length) == [0, length]
+        assert bounds_of_eod(tokens, 7) == [0, 8, length]
+    views = "as_strided detach flatten narrow reshape resolve_conj resolve_neg slice split to view"
+    long = {x.name for x in seen.events() if any(_elements(s) > ONE_THREAD for s in x.input_shapes)}
+    assert "aten::view" in long
+    assert not long - {"detach", *(f"aten::{name}" for name in views.split())}
+
+
+def _elements(shape: list[int]) -> int:
+    return math.prod(shape) if shape else 0
 
 
 def hooked(launch: LauncherState) -> Any:
