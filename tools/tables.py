@@ -151,11 +151,12 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
     "te whole steps": whole_steps("te_steps_*_4gpus"),
     "te whole steps of two": whole_steps("te_steps_*_2gpus"),
     "te step profile": Table(
-        "te_steps_*_2gpus",
+        "te_steps_*gpus",
         "run | step | attention | gemm | elementwise | exchange | idle | exchange, hidden too",
         "`{run}` | {step_ms:,.0f} | {parts_ms[attention]:,.0f} | {parts_ms[gemm]:,.0f} "
         "| {parts_ms[elementwise]:,.0f} | {parts_ms[exchange]:,.0f} | {parts_ms[idle]:,.0f} "
         "| {busy_ms[exchange]:,.0f}",
         table_steps.profile_rows,
+        every=True,
     ),
 }
