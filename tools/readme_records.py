@@ -33,6 +33,7 @@ def newest(prefix: str) -> Record:
 def source(record: Record) -> str:
     """The line that names a record below its table."""
     meta = record["meta"]
-    shown = [str(meta[k]) for k in ("gpu", "cpu", "date", "torch") if meta.get(k)]
-    path = record["file"].relative_to(ROOT)
-    return f"Record: [`{path.name}`]({path}) ({', '.join(shown)})."
+    shown = [str(meta[k]) for k in ("gpu", "cpu", "date") if meta.get(k)]
+    if meta.get("torch"):
+        shown.append(f"torch {meta['torch'].partition('+')[0]}")
+    return f"[Record]({record['file'].relative_to(ROOT)}): {', '.join(shown)}."

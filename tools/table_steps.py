@@ -72,9 +72,11 @@ def _compared(rows: list[Row]) -> Row:
     (magi,) = (case for case in cases if case.startswith("magi"))
     stock = sorted(ms.keys() - {magi}, key=lambda case: (ms[case], case))
     pair = cases[magi][0], cases[stock[0]][0]
+    ways = [f"{' '.join(x.split()[2:4])} {_median(cases[x])}" for x in stock]
     return {
         "magi": _median(cases[magi]),
-        "ways": "; ".join(f"{' '.join(x.split()[2:4])} {_median(cases[x])}" for x in stock),
+        "ways": "; ".join(ways),
+        "best": ways[0],
         "over": ms[stock[0]] / ms[magi],
         "runs": len(cases[magi]),
         "first": " / ".join(f"{row['ms'][0] / 1e3:.1f}" for row in pair),

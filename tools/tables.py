@@ -149,6 +149,13 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
         table_steps.packed_rows,
     ),
     "te whole steps": whole_steps("te_steps_*_4gpus"),
+    "te fastest": Table(
+        "te_steps_*_4gpus",
+        "model | sequence | layout | magi, ms | fastest stock, ms | gain",
+        "{model} | {length:,} | {layout} | {magi} | {best} | {over:.2f}x",
+        table_steps.whole_rows,
+        every=True,
+    ),
     "te whole steps of two": whole_steps("te_steps_*_2gpus"),
     "te step profile": Table(
         "te_steps_*gpus",
