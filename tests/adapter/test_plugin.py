@@ -30,7 +30,6 @@ def results(run_jobs: Any) -> Any:
         {"name": name, "function": "attach_latent", "kwargs": kwargs, "world": 2}
         for name, kwargs in LATENT.items()
     ]
-    jobs.append({"name": "cpu", "function": "cpu_runtime", "kwargs": {}, "world": 1})
     jobs += [
         {
             "name": f"checkpoint {attention}",
@@ -87,7 +86,3 @@ def test_checkpoints_hold_what_stock_ones_hold(results: dict[str, Any]) -> None:
     assert len(stock) > 10
     for ours in results["checkpoint magi"]["values"]:
         assert ours == stock
-
-
-def test_cpu_runtime(results: dict[str, Any]) -> None:
-    assert results["cpu"]["values"] == [None]

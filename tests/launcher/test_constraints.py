@@ -85,40 +85,6 @@ def test_latent_attention_with_tensor_parallelism_has_sequence_parallelism() -> 
         refuse_arguments(arguments(**split))
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"cuda_graph_impl": "none"},
-        {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router"]},
-        {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "mlp"},
-        {
-            "cuda_graph_impl": "transformer_engine",
-            "cuda_graph_modules": [],
-            "cuda_graph_scope_deprecated": ["moe_router", "moe_preprocess"],
-        },
-    ],
-)
-def test_graphs_without_attention_are_taken(given: dict[str, Any]) -> None:
-    refuse_arguments(arguments(**given))
-
-
-@pytest.mark.parametrize(
-    ("given", "got"),
-    [
-        ({"cuda_graph_impl": "transformer_engine"}, "transformer_engine over whole layers"),
-        ({"cuda_graph_impl": "full_iteration"}, "full_iteration over whole layers"),
-        (
-            {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn", "moe_router"]},
-            "transformer_engine over attn moe_router",
-        ),
-        ({"cuda_graph_impl": "local", "cuda_graph_scope": ["moe_router"]}, "local over moe_router"),
-    ],
-)
-def test_graphs_that_hold_attention_are_refused(given: dict[str, Any], got: str) -> None:
-    with pytest.raises(SystemExit, match=rf"got {got} \(--cuda-graph-impl\)"):
-        refuse_arguments(arguments(**given))
-
-
 EXPERTS: dict[str, Any] = {"num_experts": 4, "moe_router_load_balancing_type": "aux_loss"}
 
 

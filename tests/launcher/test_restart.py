@@ -19,10 +19,8 @@ import megatron_magi.adapter
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.comm import process_group, reduce_group
 from megatron_magi.core.runtime.agreement import comparison
-from megatron_magi.launcher import opening
 from megatron_magi.launcher.constraints import refusals
 from megatron_magi.launcher.flags import LauncherOptions
-from megatron_magi.launcher.opening import open_groups
 from megatron_magi.launcher.restart import (
     restartable,
     set_arguments_again,
@@ -176,20 +174,6 @@ def test_groups_of_a_run_that_has_ended_are_dropped() -> None:
 
 class Group:
     """A group of two ranks, as far as a table needs one."""
-
-
-def test_reduces_use_the_communicator_that_a_restart_aborts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    group, opened = Group(), WeakKeyDictionary[Any, Any]()
-    monkeypatch.setattr(reduce_group, "_opened", opened)
-    monkeypatch.setattr(LauncherState, "cp_group", lambda self: group)
-    monkeypatch.setattr(LauncherState, "tensor_parallel_group", lambda self: None)
-    monkeypatch.setattr(opening, "startup_line", lambda *args: "")
-    for given in ({}, {"inprocess_restart": True}):
-        open_groups(LauncherState(LauncherOptions(MagiConfig()), args=arguments(**given)))
-        assert (group in opened) == bool(given)
-    assert opened[group] == {"cpu": None, "cuda": None}
 
 
 def test_tables_of_groups_are_emptied(monkeypatch: pytest.MonkeyPatch) -> None:

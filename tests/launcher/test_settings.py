@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -134,15 +133,6 @@ def test_the_dev_branch_gets_the_communication_it_asks_for(
     assert bool(said) == (wanted != given["cp_comm_type"])
 
 
-def test_the_choice_of_another_attention_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("FLASH", "0"), ("FUSED", "1"), ("UNFUSED", "0")):
-        monkeypatch.setenv(f"NVTE_{name}_ATTN", value)
-    (line,) = change_settings(arguments(calculate_per_token_loss=True, **NO_MASK))
-    assert line.startswith("NVTE_FLASH_ATTN, NVTE_UNFUSED_ATTN are unset: attention is magi's")
-    assert [n for n in ("FLASH", "FUSED", "UNFUSED") if f"NVTE_{n}_ATTN" in os.environ] == ["FUSED"]
-    assert change_settings(arguments(calculate_per_token_loss=True, **NO_MASK)) == []
-
-
 def test_deterministic_mode_is_about_attention_too() -> None:
     launch = LauncherState(LauncherOptions(MagiConfig(chunk_size=64)))
     take_settings(launch, arguments())
@@ -150,15 +140,3 @@ def test_deterministic_mode_is_about_attention_too() -> None:
     assert launch.options.config == MagiConfig(chunk_size=64)
     take_settings(launch, arguments(deterministic_mode=True))
     assert launch.options.config == MagiConfig(chunk_size=64, deterministic=True)
-
-
-@pytest.mark.parametrize(("value", "wanted"), [("0", True), ("1", False), (None, False)])
-def test_the_word_for_transformer_engine_counts_for_ours(
-    value: str | None, wanted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", raising=False)
-    if value is not None:
-        monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", value)
-    launch = LauncherState(LauncherOptions(MagiConfig()))
-    take_settings(launch, arguments())
-    assert launch.options.config.deterministic is wanted

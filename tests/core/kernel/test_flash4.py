@@ -16,7 +16,8 @@ from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.mask import AttnMask
 from tests.core.kernel import flash4_on_cpu
-from tests.core.kernel.test_torch_flex import MASKS, table_of, two_halves
+from tests.core.kernel.test_key_splitting import two_halves
+from tests.core.kernel.test_torch_flex import MASKS, table_of
 from tests.dense import (
     NAMES,
     assert_as_good,

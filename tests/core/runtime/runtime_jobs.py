@@ -276,21 +276,6 @@ def dispatch_round_trip(rank: int, cp_size: int, length: int) -> None:
     torch.testing.assert_close(grad, weight.expand(2, length, 3) * total)
 
 
-def roll_matches_torch(rank: int, cp_size: int, length: int) -> None:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
-    plan = magi.plan(masks.causal(length), group, SHAPE)
-    x = torch.arange(2.0 * length, dtype=torch.float64).view(length, 2).requires_grad_()
-    weight = torch.sin(torch.arange(2.0 * length, dtype=torch.float64)).view(length, 2)
-    for shift in (1, 2, -1, 0, length + 3):
-        local = magi.shift_tokens(magi.dispatch(x, plan, group), shift, plan, group)
-        shifted = magi.undispatch(local, plan, group)
-        assert torch.equal(shifted, torch.roll(x, -shift, 0)), shift
-        (grad,) = torch.autograd.grad((shifted * weight).sum(), x)
-        assert torch.equal(grad, torch.roll(weight, shift, 0)), shift
-
-
 def cast_and_reduce(rank: int, cp_size: int) -> None:
     """Own rows and exactly the rows of the table; partial sums of those come home in full."""
     group = subgroup(cp_size)

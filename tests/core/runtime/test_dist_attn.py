@@ -91,10 +91,6 @@ def test_gradients_do_not_keep_receive_buffers(degree: int) -> None:
     pool(WORLD).run(buffer_jobs.gradient_memory, 4, degree)
 
 
-def test_two_stages_of_keys_are_alive() -> None:
-    pool(WORLD).run(buffer_jobs.key_buffers, 3)
-
-
 def test_odd_strides() -> None:
     pool(WORLD).run(buffer_jobs.odd_strides, 2)
 
@@ -110,11 +106,6 @@ def test_one_dimensional_mesh() -> None:
 @pytest.mark.parametrize("cp_size, length", [(1, 9), (2, 9), (3, 32), (5, 3), (5, 101)])
 def test_dispatch_then_undispatch_is_the_identity(cp_size: int, length: int) -> None:
     pool(WORLD).run(jobs.dispatch_round_trip, cp_size, length)
-
-
-@pytest.mark.parametrize("cp_size, length", [(1, 9), (2, 16), (3, 32), (4, 3), (5, 101)])
-def test_roll(cp_size: int, length: int) -> None:
-    pool(WORLD).run(jobs.roll_matches_torch, cp_size, length)
 
 
 @pytest.mark.parametrize("cp_size", [2, 3, 5])
