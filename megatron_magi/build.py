@@ -151,8 +151,8 @@ def _directories() -> list[Path]:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "megatron_magi"
     # Not in the package's folder: pip leaves behind what it did not install, and Python takes a
     # folder with nothing else in it for an empty package of this name.
-    beside = Path(__file__).parent.with_name("megatron_magi.libs")
-    return [Path(given)] if given else [beside, cache]
+    next_to_package = Path(__file__).parent.with_name("megatron_magi.libs")
+    return [Path(given)] if given else [next_to_package, cache]
 
 
 def _writable_directory() -> Path:

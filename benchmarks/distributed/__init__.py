@@ -1,1 +1,1 @@
-"""Attention over several ranks: speed beside other methods, and what surrounds a call."""
+"""Attention over several ranks: speed compared with other methods, and what surrounds a call."""

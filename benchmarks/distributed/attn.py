@@ -1,4 +1,4 @@
-"""Distributed attention on the GPUs of one host, beside its own kernels and the plain way.
+"""Distributed attention on the GPUs of one host, compared with its own kernels and the plain way.
 
     python -m benchmarks.distributed.attn                        # all GPUs, 16k tokens each
     python -m benchmarks.distributed.attn --ranks 4 --tokens 8192,16384 --record dist.json

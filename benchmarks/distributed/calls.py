@@ -135,7 +135,7 @@ class CastsBehind(Ours):
     """In the backward, every cast is begun behind the reduce that becomes possible with it."""
 
     def backward(self) -> Grads:
-        with mock.patch.object(AllToAll, "is_room_kept", False):
+        with mock.patch.object(AllToAll, "can_delay_send", False):
             return super().backward()
 
 

@@ -9,7 +9,7 @@ order, medians:
   forward    one launch
   backward   one launch, which computes delta itself and writes dq in 16 bits
   stages     the backward in the plan's stages: delta, then each stage adds to dq in fp32
-  beside     the same, with the stages on received keys on another stream beside the one on own keys
+  beside     the same, with the stages on received keys concurrently, on the side stream
 and the whole mask on the GPU, divided by the number of ranks. A rank's gradients are not compared
 here; tests/core/runtime does that.
 """
@@ -78,18 +78,18 @@ class Rank:
         """The backward in stages, own keys last."""
         own, *remote = (self._call(stage) for stage in stages if len(stage.slices))
 
-        def run(beside: bool) -> None:
+        def run(concurrent: bool) -> None:
             delta = self.kernel.delta(self.out, self.dout, torch.float32)
             dq = torch.zeros_like(self.q, dtype=torch.float32)
             grad = GradCall(self.dout, self.lse, delta, dq=dq)
-            other = side_stream(self.q.device)
-            with other.current() if beside else nullcontext():
-                if beside and self.own_first:  # as rows that are still under way
+            side = side_stream(self.q.device)
+            with side.current() if concurrent else nullcontext():
+                if concurrent and self.own_first:  # as rows that are still under way
                     torch.cuda._sleep(LATE_CYCLES)
                 kept = [self.kernel.backward(call, grad) for call in remote]
             _, *sums = self.kernel.backward(own, grad)
-            if beside:
-                other.join()
+            if concurrent:
+                side.join()
             dq.to(self.q.dtype), *(x.to(self.q.dtype) for x in sums)
             del kept
 

@@ -176,7 +176,7 @@ class Rule:
         return "causal" if self.is_causal else "no_mask"
 
     def arguments(self, device: torch.device) -> dict[str, Any]:
-        """What a call gets beside queries, keys and values."""
+        """Arguments of a call besides queries, keys and values."""
         window = {"window_size": (self.window, 0)} if self.window >= 0 else {}
         if not self.is_packed:
             return window

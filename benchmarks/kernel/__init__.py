@@ -1,1 +1,1 @@
-"""The kernels on one GPU: speed beside peers, options that cost time, the time of the host."""
+"""The kernels on one GPU: speed against peers, options that cost time, host time."""

@@ -8,9 +8,9 @@ for outside the clock, the median of all bursts. Levels:
   op      flex_flash_attn_func with autograd, its backward by a torch.autograd.grad of its own
   chain   16 layers of it, each attending from the output of the one before, the backward by one
           torch.autograd.grad as in a training step; per layer
-Beside it, in random order: PyTorch's own attention (sdpa) on dense inputs of the same size, and an
-autograd function in Python that allocates its results and does nothing (noop): what autograd itself
-takes.
+For comparison, in random order: PyTorch's own attention (sdpa) on dense inputs of the same size,
+and an autograd function in Python that allocates its results and does nothing (noop): what autograd
+itself takes.
 """
 
 from __future__ import annotations

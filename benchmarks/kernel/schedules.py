@@ -1,4 +1,4 @@
-"""How good the chosen schedules are: those that it was chosen from beside the chosen one.
+"""How good the chosen schedules are: each compared with those it was chosen from.
 
     python -m benchmarks.kernel.schedules --record schedules.json
     python -m benchmarks.kernel.schedules --directions bwd,deterministic --seconds 60

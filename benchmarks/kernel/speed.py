@@ -1,4 +1,4 @@
-"""Speed of the attention kernels beside their peers, all in one process, interleaved.
+"""Speed of the attention kernels and their peers, all in one process, interleaved.
 
     python -m benchmarks.kernel.speed              # 16k: all masks, both directions, all peers
     python -m benchmarks.kernel.speed --masks causal,swa1024 --seqlens 8192,65536 --impls ours,fa3

@@ -57,7 +57,7 @@ def _documents(request: MaskRequest) -> list[Document]:
 
 
 def _without_tile_of(document: Document, request: MaskRequest) -> AttnMask:
-    """Causal documents, of which this one lacks its last tile beside the diagonal."""
+    """Causal documents, of which this one lacks its last tile next to the diagonal."""
     if document.length < 2 * TILE:
         return masks.from_cu_seqlens(list(request.bounds))
     whole = [[a, b, a, b] for a, b in pairwise(request.bounds) if a != document.start]

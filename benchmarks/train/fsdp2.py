@@ -1,4 +1,4 @@
-"""A Llama in plain PyTorch under FSDP2 and context parallelism: ours beside PyTorch's own.
+"""A Llama in plain PyTorch under FSDP2 and context parallelism: magi compared with PyTorch's own.
 
     torchrun --nproc-per-node 2 -m benchmarks.train.fsdp2 --record FILE.json
 

@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Judged:
-    """A run beside the truth."""
+    """A run compared with the truth."""
 
     name: str
     kind: Kind

@@ -1,4 +1,4 @@
-"""Gradients of runs in bf16 beside those in fp32: errors of each parameter, and shares of controls.
+"""Gradients of runs in bf16 compared with fp32: errors of each parameter, and shares of controls.
 
     python -m benchmarks.train.gradient_shares --truth RUNS/fp32 --stock RUNS/cudnn \\
         --also RUNS/fa3 --run RUNS/magi_cp1 --run RUNS/magi_cp4 \\
@@ -52,9 +52,9 @@ def main() -> int:
     if options.read is None:
         return judge(options)
     holding = []
-    for (weights, beside), runs in comparisons(options.read).items():
+    for (weights, baseline), runs in comparisons(options.read).items():
         lines, holds = report(runs)
-        print("\n".join([f"Weights: {weights}; beside {beside}", *lines, ""]))
+        print("\n".join([f"Weights: {weights}; compared with {baseline}", *lines, ""]))
         holding.append(holds)
     return 0 if all(holding) else 1
 

@@ -91,7 +91,7 @@ def weights() -> list[Case]:
 
 def gradients() -> list[Case]:
     """Gradients of one step, all from the same weights and samples: the truth, stock by its two
-    kernels, the flag in its layouts, and controls, each beside the truth with its error."""
+    kernels, the flag in its layouts, and controls, each compared with the truth with its error."""
     saved = (*ONE_STEP, "--save-wgrads-interval", "1")
     truth = (*TRUTH, "--spec", "benchmarks.train.fp32_spec", "layer_spec")
     return [

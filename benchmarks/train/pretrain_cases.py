@@ -98,7 +98,7 @@ class Case:
 
 
 def layout(cp: int = 1, tp: int = 1, pp: int = 1) -> Flags:
-    """Flags of a parallel layout; sequence parallelism beside tensor parallelism."""
+    """Flags of a parallel layout; sequence parallelism goes with tensor parallelism."""
     return {
         "context-parallel-size": cp,
         "tensor-model-parallel-size": tp,

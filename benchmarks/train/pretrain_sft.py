@@ -1,6 +1,6 @@
 """`megatron_magi.run` on conversations of drawn lengths, packed by Megatron's own SFTDataset.
 
-Megatron's reader of conversations and its tokenizer need packages beside it; their places are
+Megatron's reader of conversations and its tokenizer need further packages; their places are
 taken here by messages of random tokens. Packing, padding and boundaries are Megatron's. Lengths
 are those of `d1`, where CONVERSATIONS is long `d2`, in
 benchmarks/distributed/packs.py, less 0 to 7 tokens: conversations end anywhere. Used by the `sft`

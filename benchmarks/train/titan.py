@@ -1,4 +1,4 @@
-"""torchtitan's Llama on packed documents under context parallelism: ours beside its own.
+"""torchtitan's Llama on packed documents under context parallelism: magi compared with its own.
 
     torchrun --nproc-per-node 2 -m benchmarks.train.titan --torchtitan CHECKOUT --record FILE.json
 
@@ -134,7 +134,7 @@ def counts(received: list[tuple[list[int], int]]) -> dict[str, Any]:
 
 
 def compared(losses: list[float], first: list[float]) -> dict[str, Any]:
-    """The losses beside those of the first way."""
+    """The losses compared with those of the first way."""
     differences = [abs(a / b - 1) for a, b in zip(losses, first, strict=True)]
     return {
         "losses": [round(x, 5) for x in losses],

@@ -45,7 +45,7 @@ class Job:
     arguments: list[str]
     """Its command line."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables beside those of torch.distributed."""
+    """Variables in addition to those of torch.distributed."""
 
     @property
     def is_cold(self) -> bool:

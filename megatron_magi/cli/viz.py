@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     from megatron_magi.viz.style import save
     from megatron_magi.viz.text_map import side_by_side
 
-    _refuse_beside_text(options)
+    _refuse_with_text(options)
     given = plan_input(options)
     refuse_empty(given, "a picture")
     if options.text:
@@ -66,12 +66,12 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_beside_text(options: argparse.Namespace) -> None:
+def _refuse_with_text(options: argparse.Namespace) -> None:
     """Raise UsageError for what --text would leave aside."""
-    beside = [name for name in ("out", "only", "format", "json") if getattr(options, name)]
-    if options.text and beside:
+    unused = [name for name in ("out", "only", "format", "json") if getattr(options, name)]
+    if options.text and unused:
         raise UsageError(
-            f"--text prints the shares and draws nothing, got --{beside[0]} with it; drop one of "
+            f"--text prints the shares and draws nothing, got --{unused[0]} with it; drop one of "
             f"them"
         )
 

@@ -51,7 +51,7 @@ def read_mean_floor(
     curves = [evidence.curves for evidence in found]
     mean = mean_of(curves, baseline.name)
     noises = tuple(
-        replace(evidence, curves=_beside_others(i, curves, mean))
+        replace(evidence, curves=_against_others(i, curves, mean))
         for i, evidence in enumerate(found)
     )
     return NoiseFloor(replace(found[0], curves=mean, gradients=[]), noises, gates)
@@ -62,7 +62,7 @@ def mean_of(runs: Sequence[RunCurves], name: str) -> RunCurves:
     return _combined(runs[0], name, lambda get: np.mean([get(run) for run in runs], axis=0))
 
 
-def _beside_others(at: int, runs: list[RunCurves], mean: RunCurves) -> RunCurves:
+def _against_others(at: int, runs: list[RunCurves], mean: RunCurves) -> RunCurves:
     """A curve that differs from the mean of all as the run does from the mean of the others."""
     run = runs[at]
     others = mean_of(runs[:at] + runs[at + 1 :], "others")

@@ -123,7 +123,7 @@ def _check_spread(batch: Any, asked: MaskRequest, options: Mapping[str, Any]) ->
     if found:
         raise TypeError(
             f"magi_batch must be what dispatch_batch returns, without other documents or padding "
-            f"beside it, got {', '.join(found)}; call model(**dispatch_batch(...)) with a Packing, "
+            f"with it, got {', '.join(found)}; call model(**dispatch_batch(...)) with a Packing, "
             f"which a model needs that makes no attention_mask of its own"
         )
 

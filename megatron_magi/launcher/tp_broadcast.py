@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magi.core.comm.process_group import store_beside
+from megatron_magi.core.comm.process_group import rendezvous_store
 
 
 class TensorRanks:
@@ -20,7 +20,7 @@ class TensorRanks:
         """All ranks of ``parent`` open one at about the same time."""
         self.rank = dist.get_rank(parent)
         size, timeout = dist.get_world_size(parent), timedelta(seconds=timeout_s)
-        store = store_beside(parent, "samples")
+        store = rendezvous_store(parent, "samples")
         self._group: Any = dist.ProcessGroupGloo(store, self.rank, size, timeout)
 
     def share(self, lists: list[list[int]]) -> list[list[int]]:

@@ -151,8 +151,8 @@ def _load_bars(axes: Any, drawn: Drawn) -> None:
         axes.barh(places, loads, height=0.86, color=rank_colors(cp_size))
         if cp_size <= 16:
             for place, load in zip(places, loads, strict=True):
-                beside = load if load < 0.75 else max(load, 1.0)  # clear of the line at 1
-                axes.text(beside + 0.02 * top, place, f"{load:.2f}", va="center", color=INK,
+                text_x = load if load < 0.75 else max(load, 1.0)  # clear of the line at 1
+                axes.text(text_x + 0.02 * top, place, f"{load:.2f}", va="center", color=INK,
                           fontsize=8)  # fmt: skip
         axes.vlines(1.0, first - 0.5, first + cp_size - 0.5, INK, ":", linewidth=1)
         axes.annotate(

@@ -58,5 +58,5 @@ def side_by_side(layouts: Layouts, rows: int = 28, columns: int = 48) -> str:
         width = len(lines[0]) if lines else 0
         head = f"{name}: max/mean {layout.imbalance:.3f}"
         blocks.append([line.ljust(max(width, len(head))) for line in (head, *lines)])
-    beside = ["   ".join(parts).rstrip() for parts in zip(*blocks, strict=True)]
-    return "\n".join([*above, *beside])
+    joined = ["   ".join(parts).rstrip() for parts in zip(*blocks, strict=True)]
+    return "\n".join([*above, *joined])

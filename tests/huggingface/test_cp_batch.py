@@ -112,7 +112,7 @@ def test_a_dispatched_batch_takes_no_other_documents() -> None:
     model = build(config("llama"), "magi")
     local = dispatch_batch(tokens(1, 8), None, model.config, None)
     sums = torch.tensor([0, 3, 8])
-    with pytest.raises(TypeError, match="beside it, got cu_seq_lens_q; call"):
+    with pytest.raises(TypeError, match="with it, got cu_seq_lens_q; call"):
         model(**local, cu_seq_lens_q=sums)
     keep = torch.tensor([[0, 1, 1, 1, 1, 1, 1, 1]])
     with pytest.raises(TypeError, match="got an attention_mask"):

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magi.core.comm.rows import gather_beside
+from megatron_magi.core.comm.rows import side_by_side_gather
 from megatron_magi.core.comm.symmetric_memory import NUM_SLOTS, SymmetricMemory, view_of
 from megatron_magi.core.comm.transport import PendingSend, RowCounts, gathered
 from megatron_magi.core.cuda.abi import Pull, SendParams
@@ -27,7 +27,7 @@ from megatron_magi.core.cuda.library import cuda_library, on_device, stream_hand
 READ_S = 5.0
 """Seconds that a report waits for the flags: a stuck device may have other work before the copy."""
 GROWTH = 1.25
-"""Slots that are too small are replaced by larger ones: what is needed, times this factor."""
+"""Slots that are too small are replaced by slots of this factor times the bytes needed."""
 
 
 @dataclass(eq=False)
@@ -40,8 +40,8 @@ class RowCopies:
     """This rank's rows lie ready."""
     arrived: torch.cuda.Event
     recv: Tensor | None
-    """Kept until a stream waits for the copies, after which its own later work follows them, or
-    until they have ended. The host may be microbatches ahead of that end."""
+    """Kept until a stream waits for the copies or they end. Later work of a stream that has waited
+    runs after the copies. The host may be microbatches ahead of their end."""
     is_awaited: bool = False
 
     def wait(self) -> None:
@@ -55,7 +55,7 @@ class CopyEngine:
     """See ``Transport``; for one device of one process."""
 
     uses_sms = False
-    is_room_kept = False  # the next exchange sends what lies in the slot
+    can_delay_send = False  # the next exchange sends the rows in the slot
     name = "symm_mem"
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device, slot_bytes: int) -> None:
@@ -135,13 +135,13 @@ class CopyEngine:
         self, xs: Sequence[Tensor], index: Tensor, recv: Tensor, counts: RowCounts
     ) -> PendingSend:
         """See Transport; one call of the library, if its kernel takes the rows."""
-        beside = gather_beside(xs, index.shape[0])
-        if beside is None:
+        launch = side_by_side_gather(xs, index.shape[0])
+        if launch is None:
             rows = gathered(self, xs, index, index.shape[0])
             return PendingSend(None, self.exchange(rows, recv, counts))
         self._prepare_claim()
         slot = self.memory.addresses[self._claimed % NUM_SLOTS]
-        gather = beside.params(xs, index, slot)
+        gather = launch.params(xs, index, slot)
         ctypes.memmove(self._gather, gather, len(gather))
         return PendingSend(None, self._begin("magi_send_rows", self._send, recv, counts, 0))
 
@@ -170,7 +170,7 @@ class CopyEngine:
         return copies
 
     def _collect(self) -> None:
-        """Let go of what exchanges that have ended had to keep."""
+        """Release the tensors and events of exchanges that have ended."""
         while self._under_way and self._under_way[0].arrived.query():
             ended = self._under_way.popleft()
             ended.recv = None

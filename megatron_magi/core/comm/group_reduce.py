@@ -20,7 +20,7 @@ class PendingPartials(Protocol):
 
     @property
     def cast(self) -> PreparedCast:
-        """The cast that the last part of the way is the opposite of."""
+        """The cast whose rows the last exchange returns."""
 
     def wait(self) -> tuple[Tensor, ...]:
         """The partial sums that arrived for each tensor, [cast.num_sent, ...]."""

@@ -100,7 +100,7 @@ def node_cast(
         group_cast(xs, cast.first, transport, cast.spreading.num_recv), cast, transport
     )
     if pending.buffer.is_cuda:
-        with _beside(pending.buffer):
+        with _on_relay_stream(pending.buffer):
             pending.spread()
     return pending
 
@@ -161,14 +161,14 @@ def node_reduce(
     spreading = group_reduce(far, shapes, cast.spreading, transport)
     pending = PendingRelay(near, spreading, cast.first, transport, dtype)
     if partials.is_cuda:
-        with _beside(partials, spreading.buffer):
+        with _on_relay_stream(partials, spreading.buffer):
             pending.send_sums()
     return pending
 
 
 @contextmanager
-def _beside(*buffers: Tensor) -> Iterator[None]:
-    """Work on buffers in the stream of relays, so that the current stream need not wait for it."""
+def _on_relay_stream(*buffers: Tensor) -> Iterator[None]:
+    """Work on buffers in the relay stream, so that the current stream need not wait for it."""
     device = buffers[0].device
     stream = _relay_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
@@ -179,9 +179,8 @@ def _beside(*buffers: Tensor) -> Iterator[None]:
 
 
 def _wait(work: PendingRecv | None, device: torch.device) -> None:
-    """Wait in the current stream and in that of relays. An exchange that was started in the stream
-    of relays uses that stream's memory, which its later work must not take before the exchange has
-    ended."""
+    """Let the current stream and the relay stream wait. An exchange that the relay stream started
+    uses that stream's memory, which its later work must not reuse before the exchange has ended."""
     assert work is not None, "a cast among nodes has a group"
     if device.type == "cuda":
         with torch.cuda.stream(_relay_stream(device)):

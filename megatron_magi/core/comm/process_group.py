@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 _num_opened: Counter[str] = Counter()
-"""How many stores of a name this process has asked for; see ``store_beside``."""
+"""How many stores of a name this process has asked for; see ``rendezvous_store``."""
 
 CpGroup: TypeAlias = "dist.ProcessGroup | DeviceMesh | None"
 """A process group, a mesh, or None for one rank without torch.distributed. A 2-D mesh is [nodes,
@@ -78,8 +78,8 @@ def is_alive(group: dist.ProcessGroup) -> bool:
     return True
 
 
-def store_beside(parent: dist.ProcessGroup, purpose: str) -> PrefixStore:
-    """Where the ranks of ``parent`` meet to make another group of the same ranks.
+def rendezvous_store(parent: dist.ProcessGroup, purpose: str) -> PrefixStore:
+    """The store by which the ranks of ``parent`` make another group of the same ranks.
 
     ``dist.new_group`` needs every rank of the job, and its local variant names a group by how many
     groups the process is in, which differs between pipeline stages. This store is a part of the

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import AllToAllOptions
 
-from megatron_magi.core.comm.process_group import is_alive, store_beside
+from megatron_magi.core.comm.process_group import is_alive, rendezvous_store
 
 _opened: WeakKeyDictionary[dist.ProcessGroup, dict[str, ReduceGroup | None]] = WeakKeyDictionary()
 """The communicator of each group and type of device. None: reduces use the group's own."""
@@ -100,7 +100,7 @@ def forget_communicators() -> None:
 
 def _open(parent: dist.ProcessGroup, device: torch.device, timeout_s: float) -> ReduceGroup | None:
     like = parent._get_backend(device)
-    store = store_beside(parent, f"reduces/{device.type}")
+    store = rendezvous_store(parent, f"reduces/{device.type}")
     rank, size = dist.get_rank(parent), dist.get_world_size(parent)
     if type(like) is getattr(dist, "ProcessGroupNCCL", None):
         return ReduceGroup(dist.ProcessGroupNCCL(store, rank, size, _nccl_options(like.options)))

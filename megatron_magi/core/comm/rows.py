@@ -108,8 +108,7 @@ def _gather_pattern(num_rows: int, *both: Lies) -> ParamTemplate | None:
 
 
 def _fill_strides(params: Any, parts: dict[str, Sequence[Lies]]) -> list[str]:
-    """Fill in the strides of tensors by their arrays of Rows, and return the names of the fields
-    that say where they are."""
+    """Fill in the strides of each field's tensors; return the names of their address fields."""
     names = []
     for name, some in parts.items():
         for i, (_, strides, dtype) in enumerate(some):
@@ -118,37 +117,36 @@ def _fill_strides(params: Any, parts: dict[str, Sequence[Lies]]) -> list[str]:
     return names
 
 
-class FusedGather(NamedTuple):
-    """``gather_rows`` to rows side by side, of tensors that one kernel gathers."""
+class SideBySideGather(NamedTuple):
+    """A kernel launch that gathers rows of several tensors and writes them side by side."""
 
     pattern: ParamTemplate
     row_bytes: int
     """The bytes of one row of one tensor."""
 
     def params(self, xs: Sequence[Tensor], index: Tensor, into: int) -> bytes:
-        """The bytes of GatherParams for rows that are written from an address on."""
+        """The bytes of GatherParams; rows are written from the address ``into`` on."""
         targets = range(into, into + len(xs) * self.row_bytes, self.row_bytes)
         places = *(x.data_ptr() for x in xs), *targets, index.data_ptr()
         return self.pattern.filled(*places, stream_handle(index.device))
 
 
-def gather_beside(xs: Sequence[Tensor], num_rows: int) -> FusedGather | None:
-    """How the loaded library gathers rows of these tensors side by side in one call; None: it does
-    not."""
+def side_by_side_gather(xs: Sequence[Tensor], num_rows: int) -> SideBySideGather | None:
+    """The launch for these tensors; None if the library is not loaded or does not take them."""
     if loaded_cuda_library(xs[0].device) is None or any(x.data_ptr() % 16 for x in xs):
         return None
-    return _gathering_beside(num_rows, *[(x.shape, x.stride(), x.dtype) for x in xs])
+    return _gathering_side_by_side(num_rows, *[(x.shape, x.stride(), x.dtype) for x in xs])
 
 
 @lru_cache(maxsize=256)
-def _gathering_beside(num_rows: int, *xs: Lies) -> FusedGather | None:
+def _gathering_side_by_side(num_rows: int, *xs: Lies) -> SideBySideGather | None:
     (_, *row), _, dtype = xs[0]
     if any(list(shape[1:]) != row for shape, _, _ in xs):
         return None
     width = math.prod(row)
     part = torch.Size((num_rows, width)), (len(xs) * width, 1), dtype
     pattern = _gather_pattern(num_rows, *xs, *[part] * len(xs))
-    return None if pattern is None else FusedGather(pattern, width * dtype.itemsize)
+    return None if pattern is None else SideBySideGather(pattern, width * dtype.itemsize)
 
 
 @dataclass(frozen=True)
@@ -289,8 +287,8 @@ def _has_many_shapes(xs: Sequence[Tensor]) -> bool:
 
 @lru_cache(maxsize=1024)
 def _is_packed(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """True if rows are without gaps in a row, of a dtype with kernels, and at multiples of 16 bytes
-    if the first one is."""
+    """True if each row is contiguous, the kernels take the dtype, and rows keep the first row's
+    alignment to 16 bytes."""
     if dtype not in DTYPE_CODES:
         return False
     width = 1

@@ -39,8 +39,8 @@ class PendingSend(NamedTuple):
     """An exchange under way, and the rows that it sends."""
 
     rows: Tensor | None
-    """They are kept until the stream that made them waits: torch.distributed drops its reference
-    at the first wait, which may be another stream's, and their memory could then be used again."""
+    """Kept until the stream that made them waits. torch.distributed drops its reference at the
+    first wait, which may be on another stream, and the memory could then be reused too early."""
     work: PendingRecv | None
 
     def wait(self) -> None:
@@ -54,8 +54,9 @@ class Transport(Protocol):
 
     uses_sms: bool
     """True if an exchange is a kernel, which has to begin before one that fills the GPU."""
-    is_room_kept: bool
-    """True if ``room`` may wait while other exchanges begin."""
+    can_delay_send: bool
+    """True if rows in ``room`` may be sent after other exchanges have begun. False if the next
+    exchange sends them, because ``room`` lies in the memory that peers read for that exchange."""
 
     @property
     def name(self) -> str:
@@ -66,7 +67,7 @@ class Transport(Protocol):
         self, like: Tensor, num_rows: int, shapes: Sequence[torch.Size], dtype: torch.dtype
     ) -> Tensor:
         """Uninitialised rows [num_rows, C] to be filled and sent by the next exchange, or by a
-        later one if ``is_room_kept``; see ``concat_buffer``. There is one room at a time."""
+        later one if ``can_delay_send``; see ``concat_buffer``. There is one room at a time."""
         ...
 
     def send_rows(
@@ -102,10 +103,10 @@ class AllToAll:
 
     group: dist.ProcessGroup | None
     """None for one rank, which exchanges nothing."""
-    beside: ReduceGroup | None = None
-    """A communicator over the same ranks that runs the exchanges in place of the group's own."""
+    communicator: ReduceGroup | None = None
+    """Runs the exchanges, over the same ranks; None: the group's own communicator does."""
     uses_sms = True
-    is_room_kept = True
+    can_delay_send = True
 
     @property
     def name(self) -> str:
@@ -130,8 +131,8 @@ class AllToAll:
             assert recv.numel() == 0, f"one rank receives nothing, got {counts.recv}"
             return None
         rows = _as_bytes(recv), _as_bytes(send), counts.recv, counts.send
-        if self.beside is not None:
-            return self.beside.all_to_all(*rows)
+        if self.communicator is not None:
+            return self.communicator.all_to_all(*rows)
         return dist.all_to_all_single(*rows, group=self.group, async_op=True)
 
 

@@ -84,9 +84,8 @@ def transport_of_reduces(
 ) -> Transport:
     """The transport of a backward's gradients: a communicator of their own from four casts on.
 
-    Three casts begin before the first reduce. The rows of a fourth would move when those of that
-    reduce have moved, with one communicator. Fewer casts need no second one, and copy engines none
-    at all.
+    Three casts begin before the first reduce. In the same communicator, a fourth would wait until
+    that reduce has moved its rows. Copy engines never need a second communicator.
 
     Args:
         casts: what moves keys and values.
@@ -98,8 +97,8 @@ def transport_of_reduces(
     """
     if not isinstance(casts, AllToAll) or casts.group is None or num_casts < CASTS_BEHIND_REDUCES:
         return casts
-    beside = reduce_group(casts.group, like.device, plan.config.agreement_timeout_s)
-    return AllToAll(casts.group, beside)
+    communicator = reduce_group(casts.group, like.device, plan.config.agreement_timeout_s)
+    return AllToAll(casts.group, communicator)
 
 
 def _without_engine(group: dist.ProcessGroup, wanted: str, why: str) -> AllToAll:

@@ -4,10 +4,10 @@ The keys and values of stage i + 1 are sent while stage i computes. A stage of t
 and, if rows attend in several stages, merges (out, lse); own keys come first. A stage of the
 backward (staged_backward.py) adds to dq, and its dk and dv return to their owners while the next
 stage computes. The backward takes own keys last, so that a computation also hides the return of the
-last gradients. Its first fetch is hidden only in part, under delta (before that, if lse or sinks
-have gradients) and the clearing of dq. The backward fetches keys and values again, so that memory
-does not grow with the number of ranks; with ``MagiConfig.keep_received_keys`` it reads those that
-the forward has received (saved_kv.py).
+last gradients. Only the clearing of dq and, unless lse or sinks have gradients, delta overlap with
+its first fetch. The backward fetches keys and values again, so that memory does not grow with the
+number of ranks; with ``MagiConfig.keep_received_keys`` it reads those that the forward has received
+(saved_kv.py).
 
 T local tokens, S rows of a stage's key buffer, H query heads, G key/value heads, D head_dim of
 queries and keys, E of values (another one in multi-latent attention).

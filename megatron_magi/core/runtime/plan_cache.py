@@ -16,8 +16,8 @@ from megatron_magi.core.plan.layer_plans import make_layer_plans
 from megatron_magi.core.plan.token_layout import LayerMasks
 
 CAPACITY = 64
-"""A plan keeps what a device holds of it alive (10 to 20 MiB at a million tokens on 8 ranks):
-layers and stages of the microbatches in flight are what hits."""
+"""Number of plans that stay cached: enough for the microbatches in flight, whose layers and stages
+share plans. A plan keeps its tables on the device, 10 to 20 MiB at a million tokens on 8 ranks."""
 
 
 @lru_cache(maxsize=CAPACITY)

@@ -72,7 +72,7 @@ class SentGradients:
         self.transport = AllToAll(work.group)
         q, dout, lse, delta = grad
         self.arriving = group_cast([q, dout.to(q.dtype)], stage.cast, self.transport)
-        # Beside q, the rows of lse and delta would break the alignment that the kernels need.
+        # Side by side with q, rows of lse and delta would break the kernels' alignment.
         self.sums = group_cast([lse, delta], stage.cast, self.transport)
 
     def attend(self, k: Tensor, v: Tensor, own: Pair) -> PendingReduce:
@@ -82,7 +82,7 @@ class SentGradients:
             own: dk [S, G, D] and dv [S, G, E], added to in place.
         """
         q, dout = self.arriving.wait()
-        # Copies, which are aligned; one row counts as contiguous where it is.
+        # Always copied for alignment; .contiguous() would not copy a single row.
         lse, delta = (x.clone(memory_format=torch.contiguous_format) for x in self.sums.wait())
         work, dtype = self.work, acc_dtype(q.dtype)
         results = concat_buffer(q, len(q), [q.shape[1:]], dtype)

@@ -55,8 +55,8 @@ class StageContext(NamedTuple):
 
 
 class KVPrefetcher:
-    """The keys and values of one stage after another. Each stage's are fetched while the stage
-    before it computes; the fetch of the first begins when the object is created."""
+    """Iterates over stages with their keys and values, and fetches those of the next stage while a
+    stage computes. The first fetch begins when the object is created."""
 
     def __init__(
         self, work: StageContext, stages: Sequence[PreparedStage], k: Tensor, v: Tensor,
@@ -70,8 +70,8 @@ class KVPrefetcher:
         """Called when the next stage's fetch has begun, before this stage's rows are waited for."""
         self.in_flight = self._fetch(0)
         self.keepalive: PendingCast | PendingNodeCast | None = None
-        """The first fetch, if stages run on another stream than the one that it was begun on: the
-        memory belongs to that stream."""
+        """The first fetch, if stages run on the side stream. It keeps the buffer, which belongs to
+        the stream that began the fetch, until the backward ends."""
 
     def _fetch(self, i: int) -> PendingCast | PendingNodeCast | None:
         if i == len(self.stages) or self.kept or (cast := self.stages[i].cast) is None:

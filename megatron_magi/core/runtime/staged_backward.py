@@ -6,8 +6,7 @@ T local tokens, H query heads, G key/value heads, D head_dim of queries and keys
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -39,21 +38,24 @@ def staged_backward(
     """
     q, k, v = qkv
     *remote, own = work.ready.backward
-    ahead = _may_run_ahead(work, q, v)
-    feed = KVPrefetcher(work, remote if ahead else work.ready.backward, k, v, kept)
-    feed.keepalive = feed.in_flight if ahead else None
+    side = side_stream(q.device) if _may_run_concurrently(work, q, v) else None
+    feed = KVPrefetcher(work, remote if side else work.ready.backward, k, v, kept)
+    feed.keepalive = feed.in_flight if side else None
     if feed.in_flight is not None and work.transport.uses_sms:
         head_start(q.device)
     walk = _Backward(work, qkv, result, of_out)
     feed.on_fetch = walk.send
-    with _running_ahead(q.device) if ahead else nullcontext():
-        with side_stream(q.device).current() if ahead else nullcontext():
+    try:
+        with side.current() if side else nullcontext():
             for stage, keys, values in feed:
                 walk.run(stage, keys, values)
                 del keys, values
             walk.send()
-        if ahead:
+        if side:
             walk.run(own, k, v)
+    finally:  # also after an error, which frees tensors that the side stream may still use
+        if side:
+            side.join()
     return walk.sums()
 
 
@@ -81,10 +83,11 @@ class _Backward:
             self.queries = SentGradients(work, work.ready.queries, sent)
 
     def run(self, stage: PreparedStage, keys: Tensor, values: Tensor) -> None:
-        """Add a stage's part of dq, and compute the gradients of its keys and values. They leave
-        with ``send``: at once, unless the transport keeps its room. Then they leave after the next
-        fetch has begun, because both become possible with the end of this stage, and the keys are
-        needed first."""
+        """Add a stage's part of dq, and compute the gradients of its keys and values.
+
+        ``send`` returns those when the next fetch, whose keys are needed first, has begun. If the
+        transport cannot delay a send, it returns them at once.
+        """
         grads = self.key_grads.place(stage)
         work = self.work
         if stage.sees:
@@ -99,7 +102,7 @@ class _Backward:
             for x in grads:
                 x.zero_()
         self.unsent = stage
-        if not work.transport.is_room_kept:
+        if not work.transport.can_delay_send:
             self.send()
 
     def send(self) -> None:
@@ -119,24 +122,24 @@ class _Backward:
         return add_returned(self.dq, returning, self.q.dtype), dk, dv
 
 
-MOST_HEAD_BYTES = 12 << 20
-"""Bytes of one query head's q, dout and dq, 2 + 2 + 4 an element, up to which stages run together:
-12,288 rows at head_dim 128. With more, blocks of the two kernels drift apart and share less of the
-L2. On one H100 without exchanges, head_dim 128, stages that ran together took 0.96 to 1.06 times as
-long as one after another at 8K rows on the slowest of four ranks, 1.00 to 1.22 times at 16K and
-1.05 to 1.34 at 32K (record rank_times_h100_2026-11-27)."""
+MAX_CONCURRENT_HEAD_BYTES = 12 << 20
+"""Bytes of one query head's q, dout and dq (2 + 2 + 4 an element) above which stages run one after
+another: 12,288 rows at head_dim 128. With more, blocks of the two kernels drift apart and share
+less of the L2. On one H100 without exchanges, head_dim 128, concurrent stages took 0.96 to 1.06
+times as long as one after another at 8K rows on the slowest of four ranks, 1.00 to 1.22 times at
+16K and 1.05 to 1.34 at 32K (record rank_times_h100_2026-11-27)."""
 
 
-def _may_run_ahead(work: StageContext, q: Tensor, v: Tensor) -> bool:
-    """True if the stages on received keys may run together with the one on own keys, with priority.
+def _may_run_concurrently(work: StageContext, q: Tensor, v: Tensor) -> bool:
+    """True if the stages on received keys may run concurrently with the one on own keys.
 
-    Their blocks then fill the GPU at the end of one kernel and at the start of the next one, and
-    the stage on own keys fills the time until rows arrive. Both kernels add to dq at the same time,
-    in an order that differs from run to run. A transport that takes SMs would wait behind all
-    blocks of the stage on own keys, from its second exchange on.
+    They have priority, and the stage on own keys fills the SMs that they leave idle: between two
+    kernels, and until rows arrive. Both kernels add to dq at the same time, in an order that
+    differs from run to run. A transport that takes SMs would wait behind all blocks of the stage on
+    own keys, from its second exchange on.
     """
     *remote, own = work.ready.backward
-    if work.transport.uses_sms or 8 * q.shape[0] * q.shape[2] > MOST_HEAD_BYTES:
+    if work.transport.uses_sms or 8 * q.shape[0] * q.shape[2] > MAX_CONCURRENT_HEAD_BYTES:
         return False
     together = q.is_cuda and not work.plan.config.deterministic
     # Heads of other widths are padded, and their dq is added in another way.
@@ -144,16 +147,6 @@ def _may_run_ahead(work: StageContext, q: Tensor, v: Tensor) -> bool:
     casts = [stage.cast for stage in remote]
     plain = bool(casts) and own.cast is None and own.sees
     return together and plain and all(isinstance(cast, PreparedCast) for cast in casts)
-
-
-@contextmanager
-def _running_ahead(device: torch.device) -> Iterator[None]:
-    """The current stream waits for the side stream at the end, also after an error: tensors of this
-    frame are freed then, which kernels of the side stream may still use."""
-    try:
-        yield
-    finally:
-        side_stream(device).join()
 
 
 class KeyGradients:

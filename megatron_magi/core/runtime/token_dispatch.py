@@ -182,9 +182,9 @@ def compare_rows(
 
 
 def through_bits(move: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """``move(x)``, where ``move`` only copies and exchanges elements: as integers of the same size
-    if PyTorch cannot select or fill rows of x's dtype (fp8, and unsigned integers of several
-    bytes)."""
+    """``move(x)``, where ``move`` only copies elements. x is viewed as integers of the same size if
+    PyTorch cannot select or fill rows of its dtype (fp8, and unsigned integers of several bytes).
+    """
     bits = _bits_of(x.dtype)
     return move(x) if bits is None else move(x.view(bits)).view(x.dtype)
 

@@ -74,7 +74,7 @@ def test_a_right_run_passes_and_the_control_is_caught(
     assert 0.9 < share < 1.1 and abs(float(rows["magi"].split(" | ")[3])) < 0.15
     assert run(capsys, monkeypatch, *given(runs), "--weights", "300", "--record", record)[0] == 0
     code, again, _ = run(capsys, monkeypatch, "--from", record)
-    assert code == 0 and out.strip() in again and "Weights: 300; beside cudnn" in again
+    assert code == 0 and out.strip() in again and "Weights: 300; compared with cudnn" in again
 
 
 def test_an_error_that_the_ratio_does_not_show_is_seen_by_its_share(

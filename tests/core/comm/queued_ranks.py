@@ -77,9 +77,10 @@ def flag(address: int) -> ctypes.c_uint32:
     return ctypes.c_uint32.from_address(address)
 
 
-def beside(xs: Sequence[Tensor], num_rows: int) -> rows_module.FusedGather | None:
+def launch_of(xs: Sequence[Tensor], num_rows: int) -> rows_module.SideBySideGather | None:
     """As if a library were loaded."""
-    return rows_module._gathering_beside(num_rows, *[(x.shape, x.stride(), x.dtype) for x in xs])
+    lies = [(x.shape, x.stride(), x.dtype) for x in xs]
+    return rows_module._gathering_side_by_side(num_rows, *lies)
 
 
 class Library:
@@ -151,7 +152,7 @@ class Ranks:
         patch.setattr(copy_engine, "cuda_library", lambda: Library(self.streams))
         patch.setattr(copy_engine, "SymmetricMemory", self.memory)
         patch.setattr(copy_engine, "stream_handle", lambda device: self.current)
-        patch.setattr(copy_engine, "gather_beside", beside)
+        patch.setattr(copy_engine, "side_by_side_gather", launch_of)
         patch.setattr(rows_module, "stream_handle", lambda device: self.current)
         patch.setattr(copy_engine, "on_device", lambda device: torch.no_grad())
         patch.setattr(torch.cuda, "Stream", self.stream)

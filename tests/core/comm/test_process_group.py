@@ -126,12 +126,12 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_ranks_of_a_group_meet_and_no_others(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same name may stand for groups of other ranks, and for one that is made again."""
     group: Any = Rank("7", [0, 2])
-    place = module.store_beside(group, "reduces")
+    place = module.rendezvous_store(group, "reduces")
     place.set("address", "here")
-    assert not module.store_beside(group, "reduces").check(["address"])
+    assert not module.rendezvous_store(group, "reduces").check(["address"])
     others: list[Any] = [Rank("7", [0, 3]), Rank("8", [0, 2]), Rank("7", [0])]
     asked = [*((other, "reduces") for other in others), (group, "agreement"), (group, "reduces")]
     for one, purpose in asked:
         monkeypatch.setattr(module, "_num_opened", Counter())  # another process
-        found = module.store_beside(one, purpose).check(["address"])
+        found = module.rendezvous_store(one, purpose).check(["address"])
         assert found == (one is group and purpose == "reduces")

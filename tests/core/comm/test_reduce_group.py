@@ -63,7 +63,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Any]]:
     monkeypatch.setattr(module.dist, "ProcessGroupNCCL", Nccl, raising=False)
     monkeypatch.setattr(module.dist, "get_rank", lambda group: 1)
     monkeypatch.setattr(module.dist, "get_world_size", lambda group: 2)
-    monkeypatch.setattr(module, "store_beside", lambda group, purpose: f"store of {purpose}")
+    monkeypatch.setattr(module, "rendezvous_store", lambda group, purpose: f"store of {purpose}")
     monkeypatch.setattr(module, "is_alive", lambda group: group not in ended)
     monkeypatch.setattr(module, "_opened", WeakKeyDictionary())
     yield ended
@@ -151,7 +151,7 @@ def test_from_four_casts_on_reduces_have_a_communicator() -> None:
         assert transport_of_reduces(casts, PLAN, LIKE, few) is casts
     assert group not in module._opened
     reduces = transport_of_reduces(casts, PLAN, LIKE, 4)
-    assert isinstance(reduces, AllToAll) and reduces.beside is module._opened[group]["cuda"]
+    assert isinstance(reduces, AllToAll) and reduces.communicator is module._opened[group]["cuda"]
 
 
 def test_one_rank_and_copy_engines_have_none() -> None:

@@ -15,8 +15,8 @@ from megatron_magi.core.comm.rows import (
     RowSources,
     add_rows,
     add_rows_into,
-    gather_beside,
     gather_rows,
+    side_by_side_gather,
     source_tables,
 )
 from megatron_magi.core.cuda.library import cuda_library
@@ -40,7 +40,7 @@ def row_sources(owners: Int32Array, num_rows: int, device: torch.device) -> RowS
 
 
 def side_by_side(rows: int, shape: tuple[int, int], dtype: torch.dtype, device: str) -> list:
-    """Two tensors whose rows lie beside each other."""
+    """Two tensors whose rows lie side by side."""
     width = shape[0] * shape[1]
     buffer = torch.full((rows, 2 * width), 7.0, dtype=dtype, device=device)
     return [part.unflatten(1, shape) for part in buffer.split(width, dim=1)]
@@ -232,11 +232,11 @@ def test_rows_side_by_side_by_one_call(library: abi_on_cpu.CpuLibrary) -> None:
     for _ in range(2):
         xs = [torch.randn(9, 2, 8) for _ in range(2)]
         target = torch.zeros(2, 32)
-        how = gather_beside(xs, 2)
+        how = side_by_side_gather(xs, 2)
         assert how is not None and how.row_bytes == 64
         library.call("magi_gather_rows", how.params(xs, index, target.data_ptr()))
         assert torch.equal(target, torch.cat([x[index].flatten(1) for x in xs], 1))
-    assert gather_beside([at(x, 1) for x in xs], 2) is None
-    assert gather_beside([xs[0], xs[1][:, :1]], 2) is None
-    assert gather_beside([x.double() for x in xs], 2) is None
-    assert gather_beside([*xs, xs[0]], 2) is None
+    assert side_by_side_gather([at(x, 1) for x in xs], 2) is None
+    assert side_by_side_gather([xs[0], xs[1][:, :1]], 2) is None
+    assert side_by_side_gather([x.double() for x in xs], 2) is None
+    assert side_by_side_gather([*xs, xs[0]], 2) is None

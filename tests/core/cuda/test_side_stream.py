@@ -1,4 +1,4 @@
-"""Work on a stream beside the current one runs after what came before, and is waited for."""
+"""Work on a side stream runs after what came before, and is waited for."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from megatron_magi.core.cuda.side_stream import SideStream, side_stream
 )
 def test_order_on_a_gpu() -> None:
     device = torch.device("cuda", 0)
-    beside = side_stream(device)
-    assert side_stream(device) is beside
+    side = side_stream(device)
+    assert side_stream(device) is side
     x = torch.zeros(1 << 20, device=device)
     before = torch.cuda.current_stream(device)
     for turn in range(20):
         torch.cuda._sleep(1_000_000)
         x.fill_(turn)
-        with beside.current():
-            assert torch.cuda.current_stream(device) == beside.stream
+        with side.current():
+            assert torch.cuda.current_stream(device) == side.stream
             torch.cuda._sleep(1_000_000)
             x.mul_(2)
         assert torch.cuda.current_stream(device) == before
-        beside.join()
+        side.join()
         assert float(x.max()) == float(x.min()) == 2 * turn
 
 
@@ -46,16 +46,16 @@ def test_the_streams_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_stream", lambda s: calls.append(("set", s.cuda_stream)))
     monkeypatch.setattr(module, "cuda_library", lambda: library)
     monkeypatch.setattr(module, "stream_handle", lambda device: 1)
-    beside = SideStream(torch.device("cuda", 0))
-    with pytest.raises(ZeroDivisionError), beside.current():
+    side = SideStream(torch.device("cuda", 0))
+    with pytest.raises(ZeroDivisionError), side.current():
         calls.append(("work", 0))
         _ = 1 / 0
-    beside.join()
+    side.join()
     assert calls == [
         ("follow", (2, 1, 7)), ("set", 2), ("work", 0), ("set", 1), ("follow", (1, 2, 7)),
     ]  # fmt: skip
     calls.clear()
     main.cuda_stream = 5  # the memory of the side stream may still be read by the first one
-    with beside.current():
+    with side.current():
         pass
     assert calls == [("follow", (2, 5, 7)), ("follow", (2, 1, 7)), ("set", 2), ("set", 5)]

@@ -1,4 +1,4 @@
-"""How kernels are launched: in graphs, on streams, in threads, beside captures, on dirty memory."""
+"""How kernels are launched: in graphs, on streams, in threads, during captures, on dirty memory."""
 
 from __future__ import annotations
 

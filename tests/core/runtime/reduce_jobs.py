@@ -76,7 +76,7 @@ def recorded(begun: list[str]) -> Iterator[None]:
     exchange, wait = AllToAll.exchange, PendingCast.wait
 
     def named(self: AllToAll, *args: Any, **kwargs: Any) -> Any:
-        begun.append("cast" if self.beside is None else "reduce")
+        begun.append("cast" if self.communicator is None else "reduce")
         return exchange(self, *args, **kwargs)
 
     def waiting(self: PendingCast) -> Any:
@@ -89,10 +89,10 @@ def recorded(begun: list[str]) -> Iterator[None]:
 
 
 def order_of_exchanges(
-    rank: int, cp_size: int, degree: int, name: str, is_room_kept: bool = True
+    rank: int, cp_size: int, degree: int, name: str, can_delay_send: bool = True
 ) -> list[str]:
-    """What a rank begins in one backward, in its order. Rooms are not kept where rows lie in slots
-    of symmetric memory."""
+    """What a rank begins in one backward, in its order. Sends cannot be delayed where rows lie in
+    slots of symmetric memory."""
     group = subgroup(cp_size)
     if rank >= cp_size:
         return []
@@ -101,8 +101,8 @@ def order_of_exchanges(
     q, k = (torch.randn(rows, h, 8, requires_grad=True) for h in (4, 2))
     out, _ = magi.dist_attn(q, k, k, plan, group)
     begun: list[str] = []
-    kept = mock.patch.object(AllToAll, "is_room_kept", is_room_kept)
-    with recorded(begun), kept:
+    delayed = mock.patch.object(AllToAll, "can_delay_send", can_delay_send)
+    with recorded(begun), delayed:
         out.sum().backward()
     assert opened(group)
     return begun
@@ -119,7 +119,7 @@ def without_a_fourth_cast(rank: int, cp_size: int) -> None:
 
 
 def subsets(rank: int, world_size: int) -> None:
-    """As with tensor parallelism beside context parallelism: groups that cross, ranks that are in
+    """As with tensor and context parallelism together: groups that cross, ranks that are in
     different numbers of groups, and a group whose ranks alone do anything."""
     rows = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
     more = dist.new_group([0])  # group names that count groups would differ from here on
@@ -230,8 +230,8 @@ def casts_and_reduces_at_once(rank: int, cp_size: int) -> None:
     assert stage.cast is not None
     (cast,) = prepare_casts([stage.cast], CPU)
     x = torch.full((plan.layout.num_local_tokens, 3), float(rank))
-    plain, beside = AllToAll(group), AllToAll(group, reduce_group(group, CPU, 20.0))
-    pending = [group_cast([x + 10 * i], cast, way) for i, way in enumerate((plain, beside) * 4)]
+    plain, own = AllToAll(group), AllToAll(group, reduce_group(group, CPU, 20.0))
+    pending = [group_cast([x + 10 * i], cast, way) for i, way in enumerate((plain, own) * 4)]
     for i, one in reversed(list(enumerate(pending))):
         (rows,) = one.wait()
         sources = sorted({int(v) - 10 * i for v in rows[cast.num_own :, 0]})

@@ -98,7 +98,7 @@ def capped_logits(rank: int, cp_size: int, degree: int) -> None:
 
 
 def shapes_alone(rank: int, cp_size: int, degree: int | str | None) -> None:
-    """All functions of distributed attention on the device "meta" beside the CPU."""
+    """All functions of distributed attention on the device "meta" and on the CPU."""
     group = subgroup(cp_size)
     if rank >= cp_size:
         return

@@ -1,4 +1,4 @@
-"""When the backward's stages run beside each other."""
+"""When the backward's stages run concurrently."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def may(rows: int, head_dim: int = 128, **changed: Any) -> bool:
         backend=SimpleNamespace(adds_atomically=True),
     )
     q = SimpleNamespace(shape=(rows, 8, head_dim), is_cuda=given["is_cuda"])
-    return staged_backward._may_run_ahead(work, q, q)  # type: ignore[arg-type]
+    return staged_backward._may_run_concurrently(work, q, q)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("head_dim", MOST_ROWS)
-def test_short_shards_run_beside_each_other_and_long_ones_do_not(head_dim: int) -> None:
+def test_stages_of_short_shards_run_concurrently_and_of_long_ones_do_not(head_dim: int) -> None:
     assert may(MOST_ROWS[head_dim], head_dim)
     assert not may(MOST_ROWS[head_dim] + 1, head_dim)
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_magi.core.comm.process_group import store_beside
+from megatron_magi.core.comm.process_group import rendezvous_store
 from megatron_magi.core.runtime.agreement.signature import Signature, Signatures
 from megatron_magi.core.runtime.agreement.stream import BLOCK_SHAPE, Streams
 
@@ -61,9 +61,9 @@ class Channel:
         """
         rank, size = dist.get_rank(parent), dist.get_world_size(parent)
         self.timeout_s = timeout_s
-        self.group: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(
-            store_beside(parent, "agreement"), rank, size, timedelta(seconds=timeout_s + ANSWER_S)
-        )
+        store = rendezvous_store(parent, "agreement")
+        timeout = timedelta(seconds=timeout_s + ANSWER_S)
+        self.group: dist.ProcessGroupGloo | None = dist.ProcessGroupGloo(store, rank, size, timeout)
         self.streams = Streams(size, rank)
         self.pending: deque[_Slot] = deque()
         self.free: list[_Slot] = []
