@@ -47,6 +47,13 @@ def whole_rows(*records: Record) -> Iterator[Row]:
             yield {"model": model, "length": length, "layout": layout} | _compared(some)
 
 
+def long_rows(*records: Record) -> Iterator[Row]:
+    """Those whose steps the host does not limit."""
+    return (row for row in whole_rows(*records) if row["length"] > HOST_BOUND)
+
+
+HOST_BOUND = 8192
+"""Tokens of sequences whose steps both programs' hosts limit on these machines."""
 KINDS = ("profile", "fp8", "recompute", "sft-short", "sft-long")
 """Second words of cases that do more than bf16 on causal sequences."""
 
@@ -79,9 +86,15 @@ def _compared(rows: list[Row]) -> Row:
         "best": ways[0],
         "over": ms[stock[0]] / ms[magi],
         "runs": len(cases[magi]),
-        "first": " / ".join(f"{row['ms'][0] / 1e3:.1f}" for row in pair),
+        "first": " / ".join(_first_steps(cases[case]) for case in (magi, stock[0])),
         "peak": " / ".join(f"{float(row['memory'][-1]):,.0f}" for row in pair),
     }
+
+
+def _first_steps(runs: list[Row]) -> str:
+    """Seconds of the first step, the least and the most of several runs."""
+    each = sorted({f"{run['ms'][0] / 1e3:.1f}" for run in runs}, key=float)
+    return " to ".join(dict.fromkeys((each[0], each[-1])))
 
 
 def _grouped(rows: list[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:

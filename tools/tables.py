@@ -32,7 +32,7 @@ def whole_steps(records: str) -> Table:
     return Table(
         records,
         "model | sequence | layout | runs of magi | magi, ms | stock by method, ms "
-        "| over the fastest stock run | first step, s: magi / stock "
+        "| over the fastest stock method | first step, s: magi / stock "
         "| torch's allocator, MiB: magi / stock",
         "{model} | {length:,} | {layout} | {runs} | {magi} | {ways} | {over:.2f}x | {first} "
         "| {peak}",
@@ -148,12 +148,12 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
         "{length:,} | {magi} | {ways} | {over:.2f}x",
         table_steps.packed_rows,
     ),
-    "te whole steps": whole_steps("te_steps_*_4gpus"),
+    "te whole steps": whole_steps("te_steps_torchrun_*_4gpus"),
     "te fastest": Table(
-        "te_steps_*_4gpus",
+        "te_steps_torchrun_*_4gpus",
         "model | sequence | layout | magi, ms | fastest stock, ms | gain",
         "{model} | {length:,} | {layout} | {magi} | {best} | {over:.2f}x",
-        table_steps.whole_rows,
+        table_steps.long_rows,
         every=True,
     ),
     "te whole steps of two": whole_steps("te_steps_*_2gpus"),
