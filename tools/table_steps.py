@@ -93,8 +93,9 @@ def _compared(rows: list[Row]) -> Row:
 
 def _first_steps(runs: list[Row]) -> str:
     """Seconds of the first step, the least and the most of several runs."""
-    each = sorted({f"{run['ms'][0] / 1e3:.1f}" for run in runs}, key=float)
-    return " to ".join(dict.fromkeys((each[0], each[-1])))
+    each = [run["ms"][0] / 1e3 for run in runs]
+    least, most = f"{min(each):.1f}", f"{max(each):.1f}"
+    return least if least == most else f"{least} to {most}"
 
 
 def _grouped(rows: list[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:

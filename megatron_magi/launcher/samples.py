@@ -20,8 +20,8 @@ from megatron_magi.launcher.session import LauncherState, hook
 
 ONE_THREAD = 32_768
 """Elements up to which PyTorch's CPU operations use one thread. Waking 64 of them for one longer
-mask took 40 to 100 ms at the start of a step, on a host with 64 cores and four ranks that had no
-OMP_NUM_THREADS (torchrun sets it to 1)."""
+mask took 80 to 99 ms of a step on a host with 64 cores and four ranks that had no OMP_NUM_THREADS,
+which torchrun sets to 1 (record te_steps_threads_h200_2026-11-28)."""
 
 
 @hook
@@ -60,9 +60,8 @@ def wrap_next_sample(launch: LauncherState, original: Any, self: Any) -> Any:
 def _note_labels(launch: LauncherState, sample: Any) -> None:
     """Keep whether a token of this step counts; a step without any logs no loss."""
     mask = sample.get("loss_mask") if isinstance(sample, dict) else None
-    if isinstance(mask, torch.Tensor) and mask.device.type == "cpu":
-        pieces = mask.flatten().split(ONE_THREAD)
-        launch.stats.has_label = bool(launch.stats.has_label) or any(x.any() for x in pieces)
+    if isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and not launch.stats.has_label:
+        launch.stats.has_label = any(x.any() for x in mask.flatten().split(ONE_THREAD))
 
 
 def _drawn(launch: LauncherState, original: Any, self: Any) -> Any:
