@@ -7,10 +7,11 @@
 `agree`: losses and gradient norms of small bf16 models in several layouts, against stock attention
 at one rank. `speed`: time of a step of a Llama of about a billion parameters; the peers are what
 Megatron runs without TransformerEngine: its dense local attention, and PyTorch's causal SDPA put
-in by a layer spec. The other parts have layers of TransformerEngine: `flags` (pretrain_te.py);
-`te_speed_2gpus` and `te_speed_4gpus` next to its context parallelism, `balance_speed_2gpus` and
-`balance_speed_4gpus` on real lengths of documents (whole_steps.py). pairs.py says in what a stock
-case and its counterpart may differ.
+in by a layer spec. The other parts have layers of TransformerEngine: `flags` and `flags_4gpus`
+(pretrain_te.py); `te_speed_2gpus` and `te_speed_4gpus` next to its context parallelism,
+`balance_speed_2gpus` and `balance_speed_4gpus` on real lengths of documents, and `graph_speed` with
+attention in CUDA graphs (whole_steps.py). pairs.py says in what a stock case and its counterpart
+may differ.
 Every case has processes of its own under CUDA_DEVICE_MAX_CONNECTIONS=1, which have imported all
 packages before it begins (warm_ranks.py). The cases of parts with `speed` come in random order in
 every round, and no process imports while one is timed. corpora.py makes the data. With `--one-gpu`
@@ -40,10 +41,10 @@ from benchmarks.lib.options import at_least, positive
 from benchmarks.lib.record import describe
 from benchmarks.train.corpora import corpus
 from benchmarks.train.pretrain_cases import AGREE, WORK, Case, Flags, speed_cases
-from benchmarks.train.pretrain_te import flag_cases
+from benchmarks.train.pretrain_te import flag_cases, four_gpu_cases
 from benchmarks.train.step_profile import read_profile
 from benchmarks.train.warm_ranks import Job, WarmRanks
-from benchmarks.train.whole_steps import balance_cases, whole_step_cases
+from benchmarks.train.whole_steps import balance_cases, graph_cases, whole_step_cases
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
 
@@ -52,6 +53,8 @@ PARTS: dict[str, Callable[[], list[Case]]] = {
     "agree": lambda: AGREE,
     "speed": speed_cases,
     "flags": flag_cases,
+    "flags_4gpus": four_gpu_cases,
+    "graph_speed": graph_cases,
     "te_speed_2gpus": functools.partial(whole_step_cases, 2),
     "te_speed_4gpus": functools.partial(whole_step_cases, 4),
     "balance_speed_2gpus": functools.partial(balance_cases, 2),

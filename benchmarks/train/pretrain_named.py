@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import functools
 import runpy
+import sys
+from pathlib import Path
 from typing import Any
 
 from megatron_magi import run
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def main() -> None:
@@ -29,7 +33,8 @@ def main() -> None:
 
 def with_named_weights(build: Any) -> Any:
     """A model's `__init__` that draws the weights by name in the end."""
-    from examples.init_by_name import init_by_name
+    sys.path.append(str(EXAMPLES))  # a Megatron checkout before us has a package examples too
+    from init_by_name import init_by_name
 
     @functools.wraps(build)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:

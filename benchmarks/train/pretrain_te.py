@@ -51,6 +51,18 @@ MLP_GRAPHS: Flags = {
     "cuda-graph-scope": "mlp",
     "te-rng-tracker": True,
 }
+TE_GRAPHS: Flags = {"cuda-graph-impl": "transformer_engine", "te-rng-tracker": True}
+ATTENTION_GRAPHS: dict[str, Flags] = {
+    "attention graphs": {**TE_GRAPHS, "cuda-graph-scope": "attn"},
+    "layer graphs": TE_GRAPHS,
+    "local graphs": {"cuda-graph-impl": "local", "te-rng-tracker": True},
+    "step graphs": {
+        "cuda-graph-impl": "full_iteration",
+        "te-rng-tracker": True,
+        "no-check-for-nan-in-loss-and-grad": True,
+    },
+}
+"""Megatron's graphs that hold attention, which one context-parallel rank may have."""
 GRAPHS: Flags = {**MOE, **MLP_GRAPHS, "cuda-graph-scope": ["moe_router", "moe_preprocess"]}
 MLA: Flags = {
     "multi-latent-attention": True,
@@ -106,6 +118,9 @@ OFFLOAD_V1 = {"NVTE_CPU_OFFLOAD_V1": "1"}
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 NO_MULTICAST = {"UB_SKIPMC": "1"}
 PP2 = layout(pp=2)
+CP4 = layout(cp=4)
+TP2_CP2 = layout(cp=2, tp=2)
+NODES_OF_TWO: Flags = {"magi-ranks-per-node": 2}
 
 
 def case(
@@ -176,7 +191,44 @@ def flag_cases() -> list[Case]:
              environment=REPEATABLE),
         case("magi cp2 deterministic b", 2, SMALL, MAGI, CP2, DETERMINISTIC,
              environment=REPEATABLE),
+        *_captured(),
+        *both("tp2 layer graphs mb2", 2, layout(tp=2), TE_GRAPHS, {"micro-batch-size": 2}),
         case("magi pp2 documents", 2, SMALL, MAGI, PP2, DOCUMENTS),
         case("magi cp1 documents", 1, SMALL, MAGI, DOCUMENTS),
         case("magi cp2 documents", 2, SMALL, MAGI, CP2, DOCUMENTS),
+    ]  # fmt: skip
+
+
+def _captured() -> list[Case]:
+    kinds: dict[str, Flags] = {"eager": {}, **ATTENTION_GRAPHS}
+    return [
+        case(f"magi cp1 deterministic {kind}", 1, SMALL, MAGI, DETERMINISTIC, graphs,
+             environment=REPEATABLE)
+        for kind, graphs in kinds.items()
+    ]  # fmt: skip
+
+
+def four_gpu_cases() -> list[Case]:
+    """Small models on layouts of four GPUs, one of which stands for two nodes. A checkpoint goes
+    from CP 4 to TP 2 x CP 2 and back."""
+    first, second = f"{WORK}/cp4", f"{WORK}/tp2cp2"
+    return [
+        case("stock cp1", 1, SMALL),
+        *both("cp4", 4, CP4),
+        *both("tp2cp2", 4, TP2_CP2),
+        *both("pp2cp2", 4, layout(cp=2, pp=2)),
+        *both("cp2 ep2", 4, CP2, MOE),
+        case("magi cp4 nodes", 4, SMALL, MAGI, CP4, NODES_OF_TWO),
+        case("stock dp4 documents", 4, SMALL, PER_TOKEN, DOCUMENTS),
+        case("magi cp4 documents", 4, SMALL, MAGI, CP4, DOCUMENTS),
+        case("magi cp4 nodes documents", 4, SMALL, MAGI, CP4, DOCUMENTS, NODES_OF_TWO),
+        case("magi tp2cp2 documents", 4, SMALL, MAGI, TP2_CP2, DOCUMENTS),
+        case("magi pp2cp2 documents", 4, SMALL, MAGI, layout(cp=2, pp=2), DOCUMENTS),
+        case("magi cp4 saves", 4, SMALL, MAGI, CP4,
+             {"save": first, "save-interval": 8, "exit-interval": 8}),
+        case("magi tp2cp2 loads cp4", 4, SMALL, MAGI, TP2_CP2,
+             {"load": first, "save": second, "save-interval": 14, "exit-interval": 14},
+             after="magi cp4 saves"),
+        case("magi cp4 loads tp2cp2", 4, SMALL, MAGI, CP4, {"load": second},
+             after="magi tp2cp2 loads cp4"),
     ]  # fmt: skip

@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 
 from benchmarks.planner.plans import DISTRIBUTIONS
 from benchmarks.train.pretrain_cases import BILLION, DOCUMENTS, MAGI, WORK, Case, Flags, layout
-from benchmarks.train.pretrain_te import CUDNN, FA3, RECOMPUTE, TENSORWISE, case
+from benchmarks.train.pretrain_te import (
+    ATTENTION_GRAPHS,
+    CUDNN,
+    FA3,
+    RECOMPUTE,
+    TENSORWISE,
+    case,
+)
 
 EIGHT_B: Flags = {
     "num-layers": 4,
@@ -49,6 +56,8 @@ LAYOUTS = {
 }
 """By GPUs: layouts, with stock's ways of context parallelism. Those without any are a check: where
 stock is slow there too, the setting is at fault and not its context parallelism."""
+GRAPH_LENGTHS = (2048, 8192)
+"""Sequences of a GPU that is busy for less and for more than the host needs to start a layer."""
 ONE_STEP: Flags = {
     "profile": True,
     "use-pytorch-profiler": True,
@@ -121,6 +130,17 @@ def _exchange(way: str) -> Flags:
     if way == HIERARCHICAL:
         return {"cp-comm-type": way, "hierarchical-context-parallel-sizes": [2, 2]}
     return {"cp-comm-type": way} if way in WAYS else {}
+
+
+def graph_cases() -> list[Case]:
+    """One GPU: magi's attention and stock's best, eager and in each kind of CUDA graph."""
+    kinds: dict[str, Flags] = {"eager": {}, **ATTENTION_GRAPHS}
+    return [
+        case(f"{name} {kind} 1b {length}", 1, Shape("1b", length).all_flags, backend, graphs)
+        for length in GRAPH_LENGTHS
+        for name, backend in (("magi", MAGI), ("stock fa3", FA3), ("stock cudnn", CUDNN))
+        for kind, graphs in kinds.items()
+    ]
 
 
 DEALT: Flags = {"magi-balance-step": True}

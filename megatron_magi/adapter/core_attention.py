@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
@@ -12,11 +13,15 @@ from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from megatron_magi.adapter.graphs import captures_attention, graph_parts
+from megatron_magi.adapter.document_plans import document_plans
+from megatron_magi.adapter.graphs import captures_attention, graph_names
 from megatron_magi.adapter.max_logit import record_max_logits, wants_max_logits
-from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
+from megatron_magi.adapter.model_shape import is_window_layer
+from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.softmax_sink import add_softmax_offset, sharded_offset
+from megatron_magi.config import MagiConfig
 from megatron_magi.core.kernel.softmax import Softmax
+from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.dist_attn import dist_attn, dist_attn_and_max_logits
 
 
@@ -56,6 +61,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         self.cp_group = getattr(pg_collection, "cp", None)
         self.softmax_scale = softmax_scale or 1.0 / math.sqrt(k_channels or config.kv_channels)
         self.is_attached = False
+        self.magi_config = MagiConfig()
         self.attn_mask_type = attn_mask_type
         add_softmax_offset(self, config)
         # Read and reset by Megatron's QK-clip.
@@ -94,8 +100,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         if query.dim() == 3 and isinstance(packed_seq_params, MagiPackedSeqParams):
             query, key, value = (x.unsqueeze(1) for x in (query, key, value))
         rows, batch, heads = _shape(query)
-        packed = self._packed(packed_seq_params, rows, batch, query)
-        plan = packed.plan_of_layer(self.config, self.layer_number)
+        plan, cp_group = self._plan_and_group(packed_seq_params, rows, batch)
         expected = plan.layout.num_local_tokens
         if rows * batch != expected:
             raise ValueError(
@@ -108,7 +113,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         )
         sink = None if self.softmax_offset is None else self.softmax_offset[None]
         softmax = Softmax(self.softmax_scale, sink=sink)
-        call = (q_THD, k_SGD, v_SGD, plan, packed.cp_group, softmax)
+        call = (q_THD, k_SGD, v_SGD, plan, cp_group, softmax)
         if wants_max_logits(self.config):
             out_THD, _, max_logits_H = dist_attn_and_max_logits(*call)
             record_max_logits(self, max_logits_H)
@@ -123,10 +128,12 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         """Megatron's sharded state: the learnable softmax_offset, split by heads."""
         return sharded_offset(self, prefix, sharded_offsets, metadata)
 
-    def _packed(self, given: Any, rows: int, batch: int, query: Tensor) -> MagiPackedSeqParams:
+    def _plan_and_group(self, given: Any, rows: int, batch: int) -> tuple[AttnPlan, Any]:
+        """This layer's plan and context-parallel group; of a plain batch, whose sequences are
+        causal, the same plan in every call, so that a CUDA graph may hold the call."""
         if isinstance(given, MagiPackedSeqParams):
             self._require_attached()
-            return given
+            return given.plan_of_layer(self.config, self.layer_number), given.cp_group
         cp_size = self.config.context_parallel_size
         if given is not None or cp_size > 1:
             raise ValueError(
@@ -135,8 +142,11 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
                 f"context_parallel_size={cp_size}; make them with make_packed_seq_params or "
                 f"from_packed_seq_params and dispatch the batch by them"
             )
-        bounds = range(0, (batch + 1) * rows, rows)
-        return make_packed_seq_params(list(bounds), self.config, None, device=query.device)
+        bounds = np.arange(batch + 1) * rows
+        plans = document_plans(bounds, self.config, None, self.magi_config)
+        plan = plans[is_window_layer(self.config, self.layer_number)]
+        assert plan is not None, f"no plan was made for layer {self.layer_number}"
+        return plan, None
 
     def _require_attached(self) -> None:
         if not self.is_attached:
@@ -159,11 +169,12 @@ def check_attention_config(
     """
     dropout = config.attention_dropout if attention_dropout is None else attention_dropout
     own_balancing = ("hybrid_context_parallel", "dynamic_context_parallel")
-    if captures_attention(config):
+    cp_size = config.context_parallel_size
+    if captures_attention(config) and cp_size > 1:
         raise NotImplementedError(
-            f"MagiCoreAttention requires CUDA graphs that leave attention out, got "
-            f"{config.cuda_graph_impl} over {' '.join(graph_parts(config)) or 'whole layers'}; set "
-            f"cuda_graph_impl='none', or 'transformer_engine' with other parts of a layer"
+            f"MagiCoreAttention with context_parallel_size={cp_size} requires CUDA graphs that "
+            f"leave attention out, got {graph_names(config)}; set cuda_graph_impl='none', or "
+            f"'transformer_engine' with other parts of a layer"
         )
     rules: list[tuple[str, Any, Any]] = [
         ("attention_type", attention_type, "self"),

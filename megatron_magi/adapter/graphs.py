@@ -1,8 +1,8 @@
 """Tells which parts of a layer Megatron's CUDA graphs hold, and if attention is one of them.
 
 A graph repeats one sequence of kernels on the same memory. Attention over a plan that changes, and
-an exchange between ranks, cannot be repeated so; the other parts of a layer see rows only, whose
-number is fixed for a run.
+an exchange between ranks, cannot be repeated so. The other parts of a layer see rows only, whose
+number is fixed for a run; and attention over whole sequences on one rank has one plan.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 PARTS_WITHOUT_ATTENTION = ("moe_router", "moe_preprocess", "mlp")
-"""Parts that a graph may hold."""
+"""Parts that a graph may hold in every job."""
 
 _NAMES = ("cuda_graph_modules", "cuda_graph_scope", "cuda_graph_scope_deprecated")
 """Where Megatron 0.20, 0.18 and 0.19, and the arguments of 0.20 have them."""
@@ -25,6 +25,11 @@ def graph_parts(settings: Any) -> list[str]:
     given: Any = next((value for name in _NAMES if (value := getattr(settings, name, None))), ())
     parts = [given] if isinstance(given, str) else given
     return [str(getattr(part, "name", part)) for part in parts]
+
+
+def graph_names(settings: Any) -> str:
+    """The implementation and its parts, for an error."""
+    return f"{settings.cuda_graph_impl} over {' '.join(graph_parts(settings)) or 'whole layers'}"
 
 
 def captures_attention(settings: Any) -> bool:

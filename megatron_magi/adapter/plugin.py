@@ -78,7 +78,7 @@ def prepare_model(model: Any, magi_config: MagiConfig) -> None:
     if getattr(config, "mtp_num_layers", None):
         install_mtp()
     for chunk in chunks:
-        _attach_chunk(chunk)
+        _attach_chunk(chunk, magi_config)
     check_max_logits(config, magi_config, config.params_dtype, _device())
 
 
@@ -90,7 +90,7 @@ def _note_latent_layers(chunk: Any, config: Any) -> None:
         setattr(config, LATENT_LAYERS, "+" in pattern)
 
 
-def _attach_chunk(chunk: Any) -> None:
+def _attach_chunk(chunk: Any, magi_config: MagiConfig) -> None:
     """Let positions follow the plan, check the rows of each forward, and mark each core attention
     as attached."""
     rotary = getattr(chunk, "rotary_pos_emb", None)
@@ -105,6 +105,7 @@ def _attach_chunk(chunk: Any) -> None:
     for module in chunk.modules():
         if isinstance(module, MagiCoreAttention):
             module.is_attached = True
+            module.magi_config = magi_config
 
 
 def _check_rotary(chunk: Any, args: Any) -> None:

@@ -14,17 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from megatron_magi.adapter.graphs import (
-    PARTS_WITHOUT_ATTENTION,
-    captures_attention,
-    graph_parts,
-)
 from megatron_magi.adapter.max_logit import check_clip_layout
 from megatron_magi.adapter.mtp import check_hidden_state_mixing
 from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.plan.token_layout import check_chunk_size
 from megatron_magi.launcher.balance_refusals import balance_refusals
+from megatron_magi.launcher.captured_attention import refuse_captured_attention
 from megatron_magi.launcher.job_sizes import (
     has_latent_layers,
     microbatch_tokens,
@@ -82,8 +78,8 @@ REFUSALS = (
         (None,),
         "leave it out: it moves samples between ranks by itself",
     ),
-    Refusal("enable_cuda_graph", _OFF, "leave it out: plans change"),
-    Refusal("external_cuda_graph", _OFF, "leave it out: plans change"),
+    Refusal("enable_cuda_graph", _OFF, "name the graphs by --cuda-graph-impl local"),
+    Refusal("external_cuda_graph", _OFF, "name them by --cuda-graph-impl transformer_engine"),
     Refusal("fp8_dot_product_attention", _OFF, "leave it out: attention runs in bf16 or fp16"),
     Refusal("fp8_multi_head_attention", _OFF, "leave it out: attention runs in bf16 or fp16"),
     Refusal(
@@ -129,6 +125,7 @@ def refusals(
         return wrong
     lines = [line for row in REFUSALS for line in row.lines(args)]
     lines += [line for rule in RULES for line in rule(args, config)]
+    lines += refuse_captured_attention(args, mask_name)
     lines += balance_refusals(args, mask_name) if balance_step else []
     return lines + (machine_refusals(args, config) if here else [])
 
@@ -193,16 +190,6 @@ def _inference_layers(args: Any, magi: MagiConfig) -> Iterator[str]:
         yield (
             f"{REQUIRES} --transformer-impl local or transformer_engine, got inference_optimized; "
             f"choose one of them"
-        )
-
-
-def _graphs(args: Any, magi: MagiConfig) -> Iterator[str]:
-    if captures_attention(args):
-        yield (
-            f"{REQUIRES} CUDA graphs without attention, got {args.cuda_graph_impl} over "
-            f"{' '.join(graph_parts(args)) or 'whole layers'} (--cuda-graph-impl): an exchange "
-            f"between ranks and a plan that changes cannot be captured; set none, or "
-            f"transformer_engine with parts of {' '.join(PARTS_WITHOUT_ATTENTION)}"
         )
 
 
@@ -279,7 +266,6 @@ RULES: tuple[Rule, ...] = (
     _routers,
     _sft_documents,
     _inference_layers,
-    _graphs,
     _positions,
     _latent_attention,
     _heads,

@@ -16,6 +16,7 @@ from megatron_magi.adapter.compat import MegatronVersion
 from megatron_magi.launcher import (
     balanced_loader,
     batch,
+    captured_attention,
     checkpoints,
     data_files,
     fsdp2,
@@ -189,6 +190,15 @@ HOOK_POINTS = (
     HookPoint(
         "graph-shapes", "megatron.core.transformer.cuda_graphs", "TECudaGraphHelper.__init__",
         ("config", "seq_length", "micro_batch_size"), preallocated_buffers.wrap_graph_helper,
+    ),
+    HookPoint(
+        "graph-inputs", "megatron.core.transformer.transformer_layer",
+        "TransformerLayer.get_layer_static_inputs", (), captured_attention.wrap_static_inputs,
+    ),
+    HookPoint(
+        "graph-replays", "megatron.core.transformer.transformer_layer",
+        "TransformerLayer._get_te_cuda_graph_replay_args", (),
+        captured_attention.wrap_replay_arguments,
     ),
     HookPoint(
         "fsdp2-gradients", "megatron.core.distributed.torch_fully_sharded_data_parallel",

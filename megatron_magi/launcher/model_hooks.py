@@ -132,6 +132,9 @@ def _give_plan(
 ) -> tuple[tuple[()], dict[str, Any]]:
     """Forward pre-hook: Megatron's arguments with the plan that the rows were dispatched by."""
     given = forward_arguments(model, args, kwargs)
+    if launch.captures_attention():
+        say_startup(launch)
+        return (), {**given, "attention_mask": None}
     if not isinstance(given.get("packed_seq_params"), MagiPackedSeqParams):
         given["packed_seq_params"] = _plan_of(launch, model, given)
     given["attention_mask"] = None

@@ -30,6 +30,8 @@ def one_padded_stream(args: Any, magi: Any) -> Iterator[None]:
 @hook
 def wrap_tp_communicators(launch: LauncherState, original: Any, *args: Any, **kwargs: Any) -> Any:
     """For `_initialize_tp_communicators`, which makes the buffers of `--tp-comm-overlap`."""
+    if launch.captures_attention():
+        return original(*args, **kwargs)
     with one_padded_stream(launch.args, launch.options.config):
         return original(*args, **kwargs)
 
@@ -50,6 +52,8 @@ def wrap_graph_helper(
     launch: LauncherState, original: Any, self: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """For `TECudaGraphHelper.__init__`, which captures graphs on rows of this shape."""
+    if launch.captures_attention():
+        return original(self, *args, **kwargs)
     call = inspect.signature(original).bind(self, *args, **kwargs)
     given = call.arguments
     length = given["seq_length"] * given["micro_batch_size"]

@@ -50,13 +50,15 @@ def run_schedule(launch: LauncherState, schedule: Callable[..., Any], **kwargs: 
         )
     begin(launch, kwargs["data_iterator"])
     agree_on_dealing(launch, kwargs["data_iterator"], not kwargs.get("forward_only"))
+    kwargs["forward_step_func"] = counted_forward_step(launch, kwargs["forward_step_func"])
+    if launch.captures_attention():
+        return schedule(**kwargs)
     length, count = kwargs["seq_length"], kwargs["micro_batch_size"]
     kwargs["seq_length"] = pipeline_seq_length(
         length * count, launch.model_config, launch.options.config
     )
     kwargs["micro_batch_size"] = 1
     kwargs["decoder_seq_length"] = None
-    kwargs["forward_step_func"] = counted_forward_step(launch, kwargs["forward_step_func"])
     launch.sequences = (count, length)
     try:
         result = schedule(**kwargs)
@@ -117,6 +119,7 @@ def wrap_train_step(launch: LauncherState, original: Any, *args: Any, **kwargs: 
     losses, *rest = original(*args, **kwargs)
     if losses:
         _report_missing_labels(launch)
+    if losses and not launch.captures_attention():
         device = next(iter(losses.values())).device
         means = launch.take_stats()
         figures = torch.tensor(list(means.values()), device=device)  # one copy for all

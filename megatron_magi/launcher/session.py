@@ -10,6 +10,7 @@ from typing import Any
 
 from megatron.core import parallel_state
 
+from megatron_magi.adapter.graphs import captures_attention
 from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
 from megatron_magi.core.mask.mask import MaskOfLayers
 from megatron_magi.launcher.documents import bounds_of_sample, repeatable
@@ -150,6 +151,10 @@ class LauncherState:
         """
         is_external = getattr(self.args, "dataloader_type", None) == "external"
         return self.has_documents() and self.options.mask_name is None and not is_external
+
+    def captures_attention(self) -> bool:
+        """True if Megatron's CUDA graphs hold attention; its batches then stay as they are."""
+        return captures_attention(self.args)
 
     def cp_group(self) -> Any:
         """The context-parallel group; None for one rank."""

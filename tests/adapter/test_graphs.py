@@ -1,4 +1,4 @@
-"""Megatron's CUDA graphs may hold the parts of a layer beside attention."""
+"""Megatron's CUDA graphs may hold a layer's other parts, and attention on one rank."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 
 from megatron_magi.launcher.constraints import refuse_arguments
 from tests.launcher.few_arguments import arguments
+
+CP1, CP2 = {"context_parallel_size": 1}, {"context_parallel_size": 2}
 
 
 @pytest.mark.parametrize(
@@ -24,21 +26,35 @@ from tests.launcher.few_arguments import arguments
     ],
 )
 def test_graphs_without_attention_are_taken(given: dict[str, Any]) -> None:
-    refuse_arguments(arguments(**given))
+    refuse_arguments(arguments(**CP2, **given), mask_name="video_mask:frames")
+
+
+HOLDING = {
+    "transformer_engine over whole layers": {"cuda_graph_impl": "transformer_engine"},
+    "full_iteration over whole layers": {"cuda_graph_impl": "full_iteration"},
+    "transformer_engine over attn moe_router": {
+        "cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn", "moe_router"]
+    },
+    "local over moe_router": {"cuda_graph_impl": "local", "cuda_graph_scope": ["moe_router"]},
+}  # fmt: skip
+"""By the words that an error has for them."""
+
+
+@pytest.mark.parametrize("got", HOLDING)
+def test_graphs_that_hold_attention_require_one_rank(got: str) -> None:
+    refuse_arguments(arguments(**CP1, **HOLDING[got]))
+    with pytest.raises(SystemExit, match=rf"-parallel-size 2 .*got {got} \(--cuda-graph-impl\)"):
+        refuse_arguments(arguments(**CP2, **HOLDING[got]))
 
 
 @pytest.mark.parametrize(
-    ("given", "got"),
-    [
-        ({"cuda_graph_impl": "transformer_engine"}, "transformer_engine over whole layers"),
-        ({"cuda_graph_impl": "full_iteration"}, "full_iteration over whole layers"),
-        (
-            {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn", "moe_router"]},
-            "transformer_engine over attn moe_router",
-        ),
-        ({"cuda_graph_impl": "local", "cuda_graph_scope": ["moe_router"]}, "local over moe_router"),
-    ],
+    "name", ["reset_attention_mask", "dataloader_inter_document_masking", "sft", "qk_clip"]
 )
-def test_graphs_that_hold_attention_are_refused(given: dict[str, Any], got: str) -> None:
-    with pytest.raises(SystemExit, match=rf"got {got} \(--cuda-graph-impl\)"):
-        refuse_arguments(arguments(**given))
+def test_graphs_that_hold_attention_require_one_plan(name: str) -> None:
+    graphs = {**CP1, **HOLDING["full_iteration over whole layers"]}
+    with pytest.raises(SystemExit, match=f"--{name.replace('_', '-')} with .* requires CUDA gra"):
+        refuse_arguments(arguments(**graphs, **{name: True}))
+    with pytest.raises(SystemExit, match="--hybrid-layer-pattern with .* layers with state"):
+        refuse_arguments(arguments(**graphs, hybrid_layer_pattern="M*-M*-"))
+    with pytest.raises(SystemExit, match=r"--magi-mask with .* every microbatch"):
+        refuse_arguments(arguments(**graphs), mask_name="video_mask:frames")

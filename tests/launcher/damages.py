@@ -13,7 +13,14 @@ import megatron_magi
 from megatron_magi.adapter import cpu
 from megatron_magi.adapter.monkeypatch import replace_everywhere
 from megatron_magi.adapter.pipeline_agreement import open_pipeline_agreement
-from megatron_magi.launcher import documents, hook_points, model_hooks, schedule, step_balance
+from megatron_magi.launcher import (
+    documents,
+    hook_points,
+    model_hooks,
+    schedule,
+    session,
+    step_balance,
+)
 
 
 def leave_batches_to_megatron() -> None:
@@ -24,6 +31,11 @@ def leave_batches_to_megatron() -> None:
         else point
         for point in hook_points.HOOK_POINTS
     )
+
+
+def graphs_hold_attention() -> None:
+    """The launcher does what it does for a job whose CUDA graphs hold attention; there are none."""
+    session.captures_attention = lambda settings: True
 
 
 def forget_to_attach() -> None:

@@ -54,6 +54,7 @@ def small(name: str, *flags: Any, damage: str | None = None) -> dict[str, Any]:
 
 TWO_STEPS = {"train-iters": 2}
 LAYERS, LAYOUT = VIRTUAL_STAGES["layers"], VIRTUAL_STAGES["layout"]
+GRAPHS = "graphs_hold_attention"
 GUARD = "forbid_our_communication_in_the_build"
 MEANS = [BY_CU_SEQLENS, VALIDATE, {"split": "50,50,0", "eod-mask-loss": True}]
 """Ranks of one microbatch have different numbers of counted tokens."""
@@ -80,6 +81,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         small("cp2 moe", CP2, MOE),
         small("stock samples", YARN, SEQ_AUX, FOUR_SAMPLES),
         small("cp2 samples", CP2, YARN, SEQ_AUX, TWO_SAMPLES),
+        small("captured odd", MAGI, ODD, TWO_SAMPLES, damage=GRAPHS),
+        small("captured samples", MAGI, YARN, SEQ_AUX, TWO_SAMPLES, damage=GRAPHS),
         small("stock video", DENSE_VIDEO),
         small("cp2 video", CP2, VIDEO),
     ]
@@ -128,7 +131,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         small("our flag alone", {"magi-chunk-size": 8}),
         small("no such mask", MAGI, {"magi-mask": "video_mask:frame"}),
         small("no mask", MAGI, {"magi-mask": "video_mask:not_a_mask"}),
-        small("two refused", MAGI, {"attention-dropout": 0.1, "cuda-graph-impl": "local"}),
+        small("two refused", CP2, {"attention-dropout": 0.1, "cuda-graph-impl": "local"}),
         small("a batch apart", CP2, damage="skip_a_sample_on_rank_1"),
         small("dropout", MAGI, {"attention-dropout": 0.1}),
     ]
@@ -147,6 +150,8 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("cp2 tied layout", "stock tied"),
         ("cp2 moe", "stock moe"),
         ("cp2 samples", "stock samples"),
+        ("captured odd", "stock odd"),
+        ("captured samples", "stock samples"),
         ("cp2 video", "stock video"),
     ],
 )
@@ -226,7 +231,7 @@ def test_figures_are_in_the_log(results: dict[str, Any]) -> None:
         ("no mask", "TypeError: the function of --magi-mask must return an AttnMask, got str"),
         ("a batch apart", "AgreementError: context-parallel ranks must take the same batch; ranks"),
         ("two refused", "requires attention_dropout=0.0, got 0.1 (--attention-dropout)"),
-        ("two refused", "requires CUDA graphs without attention, got local over whole layers"),
+        ("two refused", "CUDA graphs without attention, got local over whole layers"),
         ("dropout", "requires attention_dropout=0.0, got 0.1 (--attention-dropout)"),
     ],
 )

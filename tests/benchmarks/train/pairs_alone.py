@@ -20,7 +20,9 @@ pytestmark = pytest.mark.skipif(
 NUM_PAIRS = {
     "agree": 1,
     "speed": 5,
-    "flags": 20,
+    "flags": 21,
+    "flags_4gpus": 4,
+    "graph_speed": 20,
     "te_speed_2gpus": 86,
     "te_speed_4gpus": 160,
     "balance_speed_2gpus": 36,

@@ -1,0 +1,69 @@
+"""Attention inside Megatron's CUDA graphs: one rank, whole sequences, stock batches.
+
+A graph takes tensors alone, so no plan can come with a microbatch. Megatron's batch then stays as
+it is, and MagiCoreAttention makes the one plan that every microbatch has: each sequence is causal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from megatron_magi.adapter.graphs import (
+    PARTS_WITHOUT_ATTENTION,
+    captures_attention,
+    graph_names,
+)
+from megatron_magi.launcher.session import LauncherState, hook
+from megatron_magi.launcher.state_refusals import PACKAGES, PATTERNS
+
+OTHERS = {
+    "reset_attention_mask": "documents change from one microbatch to the next",
+    "dataloader_inter_document_masking": "documents change from one microbatch to the next",
+    "sft": "conversations change from one microbatch to the next",
+    "qk_clip": "a replay hands no logits to the optimizer",
+    "log_max_attention_logit": "a replay hands no logits to the log",
+}
+"""Megatron's arguments that a captured attention cannot follow, with the reason."""
+
+
+def refuse_captured_attention(args: Any, mask_name: str | None) -> Iterator[str]:
+    """One line for everything that does not go with graphs that hold attention."""
+    if not captures_attention(args):
+        return
+    found = [(f"--{name.replace('_', '-')}", why) for name, why in OTHERS.items()
+             if getattr(args, name, False)]  # fmt: skip
+    if args.context_parallel_size > 1:
+        size = f"--context-parallel-size {args.context_parallel_size}"
+        found.append((size, "an exchange between ranks cannot be captured"))
+    pattern = "".join(getattr(args, name, None) or "" for name in PATTERNS)
+    if set(pattern) & set(PACKAGES):
+        found.append(("--hybrid-layer-pattern", "layers with state read a plan's documents"))
+    if mask_name is not None:
+        found.append(("--magi-mask", "its function runs for every microbatch"))
+    for flag, why in found:
+        yield (
+            f"{flag} with --attention-backend magi requires CUDA graphs without attention, got "
+            f"{graph_names(args)} (--cuda-graph-impl): {why}; set none, or transformer_engine with "
+            f"parts of {' '.join(PARTS_WITHOUT_ATTENTION)}"
+        )
+
+
+@hook
+def wrap_static_inputs(
+    launch: LauncherState, original: Any, self: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """For `TransformerLayer.get_layer_static_inputs`: a graph without the dense mask, one byte for
+    every pair of positions, which the plan replaces."""
+    inputs = original(self, *args, **kwargs)
+    inputs.pop("attention_mask", None)
+    return inputs
+
+
+@hook
+def wrap_replay_arguments(
+    launch: LauncherState, original: Any, self: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """For `TransformerLayer._get_te_cuda_graph_replay_args`, which would make a mask of zeros."""
+    kwargs.pop("attention_mask", None)
+    return original(self, *args, **kwargs)
