@@ -67,10 +67,12 @@ SUBJECTS = {
 """Rooms of benchmarks/, and which others each may import."""
 WITH_CHECKOUT_PATH = (
     "benchmarks/train/pretrain.py",
+    "benchmarks/train/pretrain_named.py",
     "benchmarks/train/titan.py",
     "benchmarks/train/warm_rank.py",
 )
-"""Programs that put a checkout of Megatron or torchtitan on Python's path."""
+"""Programs that put a checkout of Megatron or torchtitan on Python's path, or our examples behind
+one that has a package of that name."""
 WITH_MEGATRON = ("adapter", "launcher", "bridge", "run", "text")
 
 

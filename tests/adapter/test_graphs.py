@@ -54,7 +54,7 @@ def test_graphs_that_hold_attention_require_one_plan(name: str) -> None:
     graphs = {**CP1, **HOLDING["full_iteration over whole layers"]}
     with pytest.raises(SystemExit, match=f"--{name.replace('_', '-')} with .* requires CUDA gra"):
         refuse_arguments(arguments(**graphs, **{name: True}))
-    with pytest.raises(SystemExit, match="--hybrid-layer-pattern with .* layers with state"):
+    with pytest.raises(SystemExit, match=r"--hybrid-layer-pattern with .* layers with state"):
         refuse_arguments(arguments(**graphs, hybrid_layer_pattern="M*-M*-"))
     with pytest.raises(SystemExit, match=r"--magi-mask with .* every microbatch"):
         refuse_arguments(arguments(**graphs), mask_name="video_mask:frames")
