@@ -58,6 +58,8 @@ def wrap_tp_communicators(
     launch: BridgeLaunch, original: Any, model_config: Any, micro_batch_size: int
 ) -> Any:
     """For `_initialize_tp_communicators`: buffers take the rows of one padded stream."""
+    if launch.captures_attention():
+        return original(model_config, micro_batch_size)
     length = model_config.seq_length
     rows = length * micro_batch_size
     model_config.seq_length = pipeline_seq_length(rows, model_config, launch.options.config)

@@ -49,6 +49,15 @@ def refuse_captured_attention(args: Any, mask_name: str | None) -> Iterator[str]
         )
 
 
+def require_whole_sequences(packed_seq_params: Any) -> None:
+    """Raise ValueError for a microbatch with documents, which captured attention would ignore."""
+    if packed_seq_params is not None:
+        raise ValueError(
+            f"CUDA graphs that hold attention require microbatches of whole sequences, got "
+            f"{type(packed_seq_params).__name__}; set --cuda-graph-impl none, or unpack the data"
+        )
+
+
 @hook
 def wrap_static_inputs(
     launch: LauncherState, original: Any, self: Any, *args: Any, **kwargs: Any

@@ -22,6 +22,7 @@ from megatron_magi.adapter.layer_spec import with_magi_attention
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.plugin import prepare_model
 from megatron_magi.adapter.rank_batch import dispatch_batch
+from megatron_magi.launcher.captured_attention import require_whole_sequences
 from megatron_magi.launcher.documents import (
     bounds_of_cu_seqlens,
     missing_documents,
@@ -132,12 +133,11 @@ def _give_plan(
 ) -> tuple[tuple[()], dict[str, Any]]:
     """Forward pre-hook: Megatron's arguments with the plan that the rows were dispatched by."""
     given = forward_arguments(model, args, kwargs)
-    if launch.captures_attention():
-        say_startup(launch)
-        return (), {**given, "attention_mask": None}
-    if not isinstance(given.get("packed_seq_params"), MagiPackedSeqParams):
-        given["packed_seq_params"] = _plan_of(launch, model, given)
     given["attention_mask"] = None
+    if launch.captures_attention():
+        require_whole_sequences(given.get("packed_seq_params"))
+    elif not isinstance(given.get("packed_seq_params"), MagiPackedSeqParams):
+        given["packed_seq_params"] = _plan_of(launch, model, given)
     say_startup(launch)
     return (), given
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from megatron_magi.adapter.core_attention import MagiCoreAttention
 from megatron_magi.adapter.packed import make_packed_seq_params
+from megatron_magi.config import MagiConfig
 
 HEADS, GROUPS, DIM = 4, 2, 8
 
@@ -97,6 +98,15 @@ def test_plain_batches_are_causal(batch: int, scale: float | None) -> None:
         strict=True,
     ):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+def test_every_plain_batch_of_a_shape_has_the_same_plan() -> None:
+    """A CUDA graph repeats it, with magi's settings of the model."""
+    core = attention(model())
+    core.magi_config = MagiConfig(deterministic=True)
+    plan, _ = core._plan_and_group(None, 12, 2)
+    assert plan.config.deterministic and plan.layout.total_seqlen == 24
+    assert core._plan_and_group(None, 12, 2)[0] is plan
 
 
 def test_packed_documents_and_window_layers() -> None:
