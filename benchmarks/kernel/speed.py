@@ -14,7 +14,8 @@ TFLOP/s count the visible area only: forward 4 * area * head_dim * heads, backwa
 Every round runs each implementation once, in random order, on one of several input sets in turn;
 the median counts. All are timed at one --level: "autograd" (default), through a differentiable
 function and its torch.autograd.grad, which all have; "op", below autograd. A record has one level.
-An implementation whose outputs are not those of the first is left out.
+An implementation whose outputs are not those of the first is left out. A row has the clock and the
+power at the end of its cell.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 
 from benchmarks.kernel.compile import compile_ahead
 from benchmarks.kernel.peers import all_peers
+from benchmarks.lib.board import board_state
 from benchmarks.lib.cell import DEFAULT_LEVEL, LEVELS, Case, Direction, Inputs, Peer
 from benchmarks.lib.masks import MASKS
 from benchmarks.lib.options import at_least, head_counts, list_of, new_file, one_of
@@ -164,9 +166,10 @@ def main(argv: list[str] | None = None) -> int:
             continue
         able, left_out = run_cell(peers, case, direction, inputs)
         times = time_calls(able, Budget(args.rounds, args.cell_seconds)) if able else {}
+        board = board_state()
         flops = case.flops(args.heads[0], widths(args), direction)
         key = {"mask": case.name, "seqlen": case.seqlen, "direction": direction}
-        rows = [{**key, "impl": impl, **row(flops, ms)} for impl, ms in times.items()]
+        rows = [{**key, "impl": impl, **row(flops, ms), **board} for impl, ms in times.items()]
         record.add(rows)
         print(label, "  ".join(f"{r['impl']} {r['tflops']:.0f}" for r in rows), flush=True)
         for impl, reason in left_out.items():
