@@ -17,6 +17,7 @@ Every timed backward follows an untimed forward.
                communicator of their own. all_to_allN_one: they have none. all_to_allN_behind:
                nor have they, and casts are begun behind the reduces of the stage before
   keep_received_keys: ours, whose backward reads what the forward has received
+  send_queries_on, send_queries_off: ours with this setting; cross-attention chooses by itself
   narrow       ours with partial gradients of keys and values in the inputs' dtype on the wire
   kernels      the kernel calls of `ours` on rows that are there: the rest is what the wire costs
   all_gather   contiguous tokens, all keys and values to every rank
@@ -65,6 +66,7 @@ from benchmarks.distributed.calls import (
     Problem,
     sharing_group,
 )
+from benchmarks.distributed.cross import CROSS_MASKS
 from benchmarks.distributed.flash import FA3, FlashKernel, missing, refuses
 from benchmarks.distributed.packs import pack, packs
 from benchmarks.distributed.peers import Ring, Ulysses
@@ -94,13 +96,14 @@ ON_FLASH = tuple(name + FA3 for name in RIVALS if name != "one_gpu")
 DEFAULT_IMPLS = ("ours", "kernels", *RIVALS, *ON_FLASH)
 IMPLS = (
     r"ours\d*|at_once|local_first|staged|symm_mem|all_to_all|all_to_all\d+(_one|_behind)?|"
-    r"keep_received_keys|narrow|kernels|"
+    r"keep_received_keys|narrow|kernels|send_queries_(on|off)|"
     rf"({'|'.join(RIVALS)})({FA3})?|{METHODS}"
 )
 SETTINGS: dict[str, dict[str, Any]] = {
     "ours": {},
     **{mode: {"forward_mode": mode} for mode in ("at_once", "local_first", "staged")},
     **{transport: {"transport": transport} for transport in ("symm_mem", "all_to_all")},
+    **{f"send_queries_{on}": {"send_queries": on == "on"} for on in ("on", "off")},
     "keep_received_keys": {"keep_received_keys": True}, "narrow": {"dkv_reduce_in_fp32": False},
 }  # fmt: skip
 MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -145,9 +148,9 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     usual = [name for name in DEFAULT_IMPLS if method(name) != "ulysses" or not indivisible]
     args.impls = args.impls.split(",") if args.impls else usual
     args.masks = [name for word in args.masks.split(",") for name in packs(word) or [word]]
-    if unknown := {name for name in args.masks if not packs(name)} - set(MASKS):
+    if unknown := {name for name in args.masks if not packs(name)} - {*MASKS, *CROSS_MASKS}:
         parser.error(
-            f"--masks takes {', '.join(MASKS)} and packs as d1:0-6, got "
+            f"--masks takes {', '.join([*MASKS, *CROSS_MASKS])} and packs as d1:0-6, got "
             f"{', '.join(sorted(unknown))}"
         )
     if len(engine_kernels(args.impls)) > 1:
@@ -201,7 +204,11 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
     if name == "kernels":
         ours = made["ours"] if "ours" in made else Ours(x, MagiConfig())
         assert isinstance(ours, Ours)
+        if len(ours.plan.query_transfers):
+            raise CannotRun("the plan of ours sends queries")
         return KernelsOnly(x, ours)
+    if x.mask.total_seqlen_k != x.mask.total_seqlen_q and name != "one_gpu":
+        raise CannotRun("keys have a home of their own")
     if re.fullmatch(METHODS, name):
         return TransformerEngine(x, name)
     if name.endswith(FA3):
@@ -278,7 +285,7 @@ def run_setting(
 ) -> tuple[list[dict[str, Any]], list[str], dict[str, str]]:
     """Rows of one setting (equal on every rank), what disagreed, what was left out and why."""
     name, shape, total = setting.mask, setting.shape, setting.tokens * args.ranks
-    mask = pack(name, total) if packs(name) else MASKS[name](total)
+    mask = pack(name, total) if packs(name) else {**MASKS, **CROSS_MASKS}[name](total)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     like = torch.empty(0, device=device, dtype=dtype)
     x = Problem.random(mask, shape, like)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Literal, Protocol
 from unittest import mock
 
 import numpy as np
@@ -29,6 +29,8 @@ from megatron_magi.core.native import solver
 from megatron_magi.core.plan import StagePlan
 
 Grads = tuple[Tensor, Tensor, Tensor]
+SIDES: tuple[Literal["queries", "keys"], ...] = ("queries", "queries", "keys", "keys")
+"""Whose rows out, dq, dk and dv have."""
 
 # The names of newer PyTorch, which warns of the older ones.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -55,7 +57,7 @@ class Problem:
 
     mask: AttnMask
     q: Tensor  # [S, H, D]
-    k: Tensor  # [S, G, D]
+    k: Tensor  # [S, G, D]; another S in cross-attention
     v: Tensor  # [S, G, D]
     dout: Tensor  # [S, H, D]
     flash: FlashKernel | None = None  # the kernel instead of ours
@@ -64,8 +66,9 @@ class Problem:
     def random(cls, mask: AttnMask, heads: HeadShape, like: Tensor) -> Problem:
         """``like``: any tensor of the wanted device and dtype."""
         gen = torch.Generator(like.device).manual_seed(0)
-        counts = heads.num_heads_q, heads.num_heads_kv, heads.num_heads_kv, heads.num_heads_q
-        shapes = [(mask.total_seqlen_q, count, heads.head_dim) for count in counts]
+        of_q = (mask.total_seqlen_q, heads.num_heads_q, heads.head_dim)
+        of_k = (mask.total_seqlen_k, heads.num_heads_kv, heads.head_dim)
+        shapes = of_q, of_k, of_k, of_q
         return cls(mask, *(like.new_empty(s).normal_(generator=gen) for s in shapes))
 
     @property
@@ -114,7 +117,10 @@ class Ours:
         """``group``: of all ranks; None: the job's."""
         self.group = group or dist.group.WORLD
         self.plan = magi.plan(x.mask, self.group, x.heads, config)
-        local = [magi.dispatch(t, self.plan, self.group) for t in (x.q, x.k, x.v)]
+        local = [
+            magi.dispatch(t, self.plan, self.group, side=side)
+            for t, side in zip((x.q, x.k, x.v), SIDES[1:], strict=True)
+        ]
         self.dout = magi.dispatch(x.dout, self.plan, self.group)
         self.leaves = [t.detach().requires_grad_() for t in local]
         self.out, _ = magi.dist_attn(*self.leaves, self.plan, self.group)
@@ -128,7 +134,10 @@ class Ours:
 
     def full(self) -> tuple[Tensor, ...]:
         parts = self.out.detach(), *self.backward()
-        return tuple(magi.undispatch(t, self.plan, self.group) for t in parts)
+        return tuple(
+            magi.undispatch(t, self.plan, self.group, side=side)
+            for t, side in zip(parts, SIDES, strict=True)
+        )
 
 
 class CastsBehind(Ours):

@@ -32,6 +32,7 @@ LONG_DOCS = {
 }
 BLOCK = 2048  # of packed_block_causal
 WINDOW = 1024
+ANSWERS = 16
 SPARSE_BLOCK = 128  # of block_sparse
 SPARSE_DENSITY = 0.2
 
@@ -111,6 +112,12 @@ def _prefix_tree(seqlen: int) -> AttnMask:
     )
 
 
+def _answers(seqlen: int) -> AttnMask:
+    """One prompt of a half, and answers that share it, as a step of GRPO has them."""
+    answer = seqlen // 2 // ANSWERS
+    return masks.prefix_tree([seqlen - ANSWERS * answer] + [answer] * ANSWERS, [-1] + [0] * ANSWERS)
+
+
 def _block_sparse(seqlen: int) -> AttnMask:
     count = -(-seqlen // SPARSE_BLOCK)
     blocks = np.random.default_rng(0).random((count, count)) < SPARSE_DENSITY
@@ -129,5 +136,6 @@ MASKS: dict[str, Callable[[int], AttnMask]] = {
     "tiny64": lambda n: masks.from_cu_seqlens(list(range(0, n + 1, 64)), causal=False),
     "shared_question": _shared_question,
     "prefix_tree": _prefix_tree,
+    "answers16": _answers,
     "block_sparse": _block_sparse,
 }

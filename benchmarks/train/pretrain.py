@@ -186,7 +186,7 @@ def run_case(
     flags = [word.replace(WORK, str(shared.work)) for word in given]
     module = "megatron_magi.run" if "speed" in options.part else "benchmarks.train.pretrain_named"
     module = "benchmarks.train.pretrain_one_gpu" if options.one_gpu else case.module or module
-    script = str(options.megatron / "pretrain_gpt.py")
+    script = str(options.megatron / case.script)
     started = time.monotonic()
     job = Job(case.gpus, module, [script, *flags], case.environment)
     outcome = pool.run(job, options.case_limit_s)

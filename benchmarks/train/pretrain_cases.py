@@ -88,6 +88,8 @@ class Case:
     """Name of a case of the same round that has to end first: it saves what this one loads."""
     module: str | None = None
     """What runs the script, when it is not what the part's other cases have."""
+    script: str = "pretrain_gpt.py"
+    """Megatron's."""
     documents: str | None = None
     """Distribution of its corpus' lengths; None is the standard library's sources."""
 

@@ -23,8 +23,10 @@ def main() -> None:
 
     def run_path(*args: Any, **kwargs: Any) -> Any:
         from megatron.core.models.gpt.gpt_model import GPTModel
+        from megatron.core.models.hybrid.hybrid_model import HybridModel
 
-        GPTModel.__init__ = with_named_weights(GPTModel.__init__)
+        for model in (GPTModel, HybridModel):
+            model.__init__ = with_named_weights(model.__init__)
         return original(*args, **kwargs)
 
     runpy.run_path = run_path

@@ -5,6 +5,8 @@ Stock Megatron runs next to the flag wherever it can.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.train.pretrain_cases import (
     COMMON,
     DOCUMENTS,
@@ -103,6 +105,16 @@ RECOMPUTE: Flags = {
     "recompute-method": "uniform",
     "recompute-num-layers": 1,
 }
+DELTA_NET: Flags = {
+    "spec": ["megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec"],
+    "hybrid-layer-pattern": "G-*-G-*-",
+    "num-layers": None,
+    "linear-num-key-heads": 4,
+    "linear-num-value-heads": 8,
+    "linear-key-head-dim": 64,
+    "linear-value-head-dim": 64,
+}
+"""Gated delta net, attention and MLPs by turns; the delta net runs on kernels of fla."""
 SAVED_AT = 12
 """Where a run ends that another one goes on from."""
 STOCK_SAVES: Flags = {"save": f"{WORK}/stock", "save-interval": 6, "exit-interval": SAVED_AT}
@@ -192,6 +204,7 @@ def flag_cases() -> list[Case]:
         case("magi cp2 deterministic b", 2, SMALL, MAGI, CP2, DETERMINISTIC,
              environment=REPEATABLE),
         *_captured(),
+        *_with_delta_net(),
         *both("tp2 layer graphs mb2", 2, layout(tp=2), TE_GRAPHS, {"micro-batch-size": 2}),
         case("magi pp2 documents", 2, SMALL, MAGI, PP2, DOCUMENTS),
         case("magi cp1 documents", 1, SMALL, MAGI, DOCUMENTS),
@@ -206,6 +219,18 @@ def _captured() -> list[Case]:
              environment=REPEATABLE)
         for kind, graphs in kinds.items()
     ]  # fmt: skip
+
+
+def _with_delta_net() -> list[Case]:
+    """For an installed fla-core."""
+    cases = [
+        case("stock cp1 delta net", 1, SMALL, DELTA_NET),
+        case("magi cp1 delta net", 1, SMALL, DELTA_NET, MAGI),
+        case("magi cp2 delta net", 2, SMALL, DELTA_NET, MAGI, CP2),
+        case("magi cp1 delta net documents", 1, SMALL, DELTA_NET, MAGI, DOCUMENTS),
+        case("magi cp2 delta net documents", 2, SMALL, DELTA_NET, MAGI, CP2, DOCUMENTS),
+    ]
+    return [replace(each, script="pretrain_hybrid.py") for each in cases]
 
 
 def four_gpu_cases() -> list[Case]:

@@ -43,6 +43,24 @@ def test_two_ranks_on_the_cpu(tmp_path: Path) -> None:
     assert record["meta"]["date"] and "--masks packed_causal" in record["meta"]["command"]
 
 
+def test_keys_with_a_home_of_their_own(tmp_path: Path) -> None:
+    """Queries that are sent and keys that are sent give what one rank computes."""
+    impls = "ours,send_queries_on,send_queries_off,all_gather,one_gpu"
+    command = [sys.executable, "-m", "benchmarks.distributed.attn", "--device", "cpu"]
+    command += ["--ranks", "2", "--tokens", "64", "--masks", "cross_text,few_queries"]
+    command += ["--impls", impls, "--heads", "4,4", "--head-dim", "8", "--rounds", "1"]
+    done = subprocess.run(
+        [*command, "--record", tmp_path / "dist.json"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all_gather left out: keys have a home of their own" in done.stderr
+    rows = json.loads((tmp_path / "dist.json").read_text())["rows"]
+    rows = {(r["mask"], r["impl"]): r for r in rows if r["direction"] == "fwd"}
+    assert len(rows) == 8
+    assert max(rows["few_queries", "send_queries_off"]["received_rows"]) == 64
+    assert max(rows["few_queries", "ours"]["received_rows"]) == 0
+
+
 class Fixed:
     def __init__(self, *full: torch.Tensor) -> None:
         self._full = full or None

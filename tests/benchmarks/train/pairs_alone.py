@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 NUM_PAIRS = {
     "agree": 1,
     "speed": 5,
-    "flags": 21,
+    "flags": 22,
     "flags_4gpus": 4,
     "graph_speed": 20,
     "te_speed_2gpus": 86,
