@@ -26,10 +26,10 @@ with contextlib.suppress(ImportError):  # compiled already, by scripts/test_mega
     dataset_utils.compile_helpers = lambda: None
 
 with contextlib.suppress(ImportError):  # each version has its own
+    import megatron.core.datasets.gpt_dataset
     import megatron.core.tokenizers.text
-    import megatron.training.datasets.sft_dataset
+    import megatron.training.datasets.sft_dataset  # noqa: F401
 
-import megatron.core.datasets.gpt_dataset  # noqa: E402
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.training import training  # noqa: E402
 from tiny_flags import TINY, words  # noqa: E402
@@ -48,10 +48,8 @@ def few_modules() -> list[tuple[str, Any]]:
     return [x for x in sys.modules.items() if x[0].partition(".")[0] not in LIBRARIES]
 
 
-# What every rank would spend most of its start on, each time: hooks sought in 3,500 modules, and
-# 100,000 mock documents shuffled.
+# Each rank would seek hooks in 3,500 modules.
 monkeypatch.sys = SimpleNamespace(modules=SimpleNamespace(items=few_modules))  # type: ignore
-megatron.core.datasets.gpt_dataset.MockGPTLowLevelDataset.size = 3000
 
 with contextlib.suppress(ImportError):  # not every version has this parser
     from read_docstrings import read_docstrings_once

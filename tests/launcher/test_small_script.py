@@ -52,7 +52,7 @@ def small(name: str, *flags: Any, damage: str | None = None) -> dict[str, Any]:
     return job(name, SMALL_SCRIPT, TWO_STEPS, *flags, damage=damage)
 
 
-TWO_STEPS = {"train-iters": 2, "adam-eps": 1e-6}  # as of ADAM_EPS in layout_cases.py
+TWO_STEPS = {"train-iters": 2}
 LAYERS, LAYOUT = VIRTUAL_STAGES["layers"], VIRTUAL_STAGES["layout"]
 GRAPHS = "graphs_hold_attention"
 GUARD = "forbid_our_communication_in_the_build"
