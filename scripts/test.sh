@@ -55,10 +55,11 @@ beside() {
 
 # tests [-p FOLDER] PYTEST ARGUMENTS...: with .venv/FOLDER in front of the path
 # One thread in each process: threads of two that run at once would wait for each other's cores.
+# Compiled tests are kept: pytest rewrites their asserts in ten seconds.
 run_tests() {
   local path=""
   [ "$1" != -p ] || { path=$PWD/.venv/$2; shift 2; }
-  OMP_NUM_THREADS=1 PYTHONPATH=$path "$python" -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "$@"
+  PYTHONDONTWRITEBYTECODE='' OMP_NUM_THREADS=1 PYTHONPATH=$path "$python" -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "$@"
 }
 
 huggingface() {

@@ -42,6 +42,7 @@ class Worker:
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
                 "CUDA_VISIBLE_DEVICES": "",
+                "TORCH_COMPILE_DISABLE": "1",  # importing the compiler takes seconds
                 "PYTHONPATH": os.pathsep.join(filter(None, path)),
             },
             stdin=subprocess.PIPE,

@@ -36,16 +36,24 @@ class Case:
         sizes = [self.layout.get(name, 1) for name in ("tp", "pp", "cp", "dp")]
         return sizes[0] * sizes[1] * sizes[2] * sizes[3]
 
+    @property
+    def microbatches(self) -> int:
+        """Two for each replica; a pipeline with many stages is not filled by two."""
+        size = self.layout.get
+        many = size("dp", 1) > 1 or size("vpp") or size("pp", 1) > 2
+        return size("microbatches", 4 if many else 2)
+
     def baseline(self) -> Case:
         """The same model and data on one process."""
         kept = {name: value for name, value in self.layout.items() if name not in SPREAD}
+        kept["microbatches"] = self.microbatches
         return Case(
             f"{self.yardstick} {sorted(kept.items())}", {**kept, "attention": self.yardstick}
         )
 
     def job(self) -> dict[str, Any]:
         """For layout_worker."""
-        arguments = {"name": self.id, **self.layout}
+        arguments = {"name": self.id, "microbatches": self.microbatches, **self.layout}
         return {"name": self.id, "function": "train", "kwargs": arguments, "world": self.world}
 
 

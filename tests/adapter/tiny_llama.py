@@ -49,7 +49,7 @@ except ImportError:
     from tests.adapter.dense_batch import dense_batch
     from tests.adapter.dense_latent import with_dense_attention
 
-VOCAB, STEPS, MICROBATCHES = 128, 2, 4
+VOCAB, STEPS = 128, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +98,8 @@ class Layout:
     tile: int = 128
     """Rows and keys of a tile by which work is balanced; small ones give ranks chunks in turns."""
     steps: int = STEPS
+    microbatches: int = 2
+    """Of all replicas, in a step."""
     pattern: str | None = None
     """Of a hybrid model with four layers; default: attention, MLP, attention and MoE."""
     settings: dict[str, Any] | None = None
@@ -145,7 +147,7 @@ def train(layout: Layout) -> dict[str, list[float]]:
     losses, norms, depths, logits = [], [], [], []
     for step in range(layout.steps):
         losses.append(one_step(layout, config, chunks, optimizer, step))
-        depths += mtp_runs.logged_losses(layout.mtp, MICROBATCHES // layout.dp)
+        depths += mtp_runs.logged_losses(layout.mtp, layout.microbatches // layout.dp)
         updated, norm, _ = optimizer.step()
         assert updated
         norms.append(float(norm))
@@ -353,7 +355,7 @@ def microbatch(layout: Layout, step: int, index: int) -> tuple[rank_batch.Batch,
 
 def microbatches(layout: Layout, step: int) -> list[tuple[rank_batch.Batch, list[int]]]:
     """Those of this data-parallel replica."""
-    per_rank = MICROBATCHES // layout.dp
+    per_rank = layout.microbatches // layout.dp
     first = parallel_state.get_data_parallel_rank() * per_rank
     found = [microbatch(layout, step, index) for index in range(first, first + per_rank)]
     return state_runs.documents_alone(found) if layout.by_document else found

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.launcher.two_ranks import free_port
+from tests.megatron_worker import run_jobs_of
+
 ROOT = Path(__file__).parent.parent.parent
 TIMEOUT_S = 300
 
@@ -32,6 +35,24 @@ def printed_losses(script: str, processes: int, *flags: str) -> list[float]:
     )
     assert run.returncode == 0, run.stderr[-4000:]
     return [float(x) for x in re.findall(r"loss (\S+)", run.stdout)]
+
+
+def printed_by_forks(script: str, sizes: list[int], flags: list[str], folder: Path) -> list[str]:
+    """What rank 0 prints with --cp of each size, in processes that have imported Megatron."""
+    path = ROOT / "examples" / script
+    text = path.read_text()  # in a fork it would not show that Megatron's import is not prepared
+    assert text.index("from megatron_magi.adapter") < text.index("from megatron.core")
+    jobs = [
+        {
+            "name": str(size),
+            "function": "run_example",
+            "kwargs": {"script": str(path), "flags": [f"--cp={size}", *flags], "port": free_port()},
+            "world": size,
+        }
+        for size in sizes
+    ]
+    results = run_jobs_of(Path(__file__).parent / "example_jobs.py", jobs, folder, TIMEOUT_S)
+    return [results[job["name"]]["values"][0] for job in jobs]
 
 
 def refused_shape(

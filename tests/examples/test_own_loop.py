@@ -2,45 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-ROOT = Path(__file__).parent.parent.parent
-TIMEOUT_S = 120
-
-
-def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Python on the CPU, without what torchrun would set."""
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    inherited = {k: v for k, v in os.environ.items() if k != "LOCAL_RANK"}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**inherited, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-
-
-def losses(script: str, processes: int, *flags: str) -> list[float]:
-    """Run an example by torchrun, or one process without it, and read the losses it prints."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    run = start(*(launcher if processes > 1 else []), str(ROOT / "examples" / script), *flags)
-    assert run.returncode == 0, run.stderr[-4000:]
-    assert f"cp {processes}," in run.stdout, run.stdout
-    return [float(x) for x in re.findall(r"loss (\S+)", run.stdout)]
+from tests.examples.example_runs import ROOT, printed_by_forks
 
 
 @pytest.mark.slow
-def test_two_context_ranks_train_what_one_trains() -> None:
-    alone, shared = losses("own_loop.py", 1), losses("own_loop.py", 2, "--cp=2")
+def test_two_context_ranks_train_what_one_trains(tmp_path: Path) -> None:
+    first, second = printed_by_forks("own_loop.py", [1, 2], [], tmp_path)
+    assert "cp 1," in first and "cp 2," in second
+    alone, shared = ([float(x) for x in re.findall(r"loss (\S+)", p)] for p in (first, second))
     assert len(alone) == 5
     assert alone[-1] < alone[0] - 1
     assert shared == pytest.approx(alone, rel=2e-6)

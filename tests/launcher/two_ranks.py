@@ -50,7 +50,7 @@ class Ranks:
         self._own_folder = tempfile.TemporaryDirectory()
         folder = folder or Path(self._own_folder.name)
         self.logs = [folder / f"rank{rank}.log" for rank in range(2)]
-        port = str(_free_port())
+        port = str(free_port())
         self.processes = [self._start(rank, port, flags) for rank in range(2)]
 
     def _start(self, rank: int, port: str, flags: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -105,7 +105,7 @@ class Ranks:
             process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """The first of three ports in a row that nobody has: for a restart Megatron takes the next two
     as well. They are below those that a system gives to whoever asks for any."""
     while True:
