@@ -10,6 +10,7 @@ from tools.record_index import date_of
 from tools.record_table import Row, pivot
 
 PEERS = ("cudnn", "flex", "fa3", "fa4")
+FLASH = ("fa3", "fa4")
 HEAD_START_MS = 5.0
 """That the host has in a round of benchmarks/distributed/attn.py."""
 
@@ -40,6 +41,39 @@ def _over_best_peer(cell: Row) -> str:
     speeds = [(cell[impl]["tflops"], impl) for impl in PEERS if impl in cell]
     best, name = max(speeds, default=(0, ""))
     return f"{magi:.0f} ({magi / best:.2f}x {name})" if best else f"{magi:.0f}"
+
+
+def head_size_rows(record: Record) -> list[Row]:
+    """A row for each head size and mask: by length, both directions and their ratios to the
+    faster of FlashAttention-3 and 4."""
+    found = pivot(record["rows"], "head_dim mask", "direction seqlen impl")
+    for row in found:
+        row["name"] = (
+            f"{row['head_dim']}, values 128" if row["head_dim"] == 192 else row["head_dim"]
+        )
+        for length in (4096, 16384):
+            speeds, ratios = zip(
+                *(_next_to_flash(row, f"{way}_{length}") for way in ("fwd", "bwd")), strict=True
+            )
+            row[f"both_{length}"] = f"{' / '.join(speeds)} ({' / '.join(ratios)})"
+    return found
+
+
+def _next_to_flash(row: Row, cell: str) -> tuple[str, str]:
+    """(TFLOP/s of magi, their ratio to the faster FlashAttention's)."""
+    magi = row[f"{cell}_ours"]["tflops"]
+    best = max(row[f"{cell}_{peer}"]["tflops"] for peer in FLASH if f"{cell}_{peer}" in row)
+    return f"{magi:.0f}", f"{magi / best:.2f}"
+
+
+def deterministic_rows(record: Record) -> list[Row]:
+    """A row for each mask: by length, each deterministic backward's share of magi's fast one."""
+    found = pivot(record["rows"], "mask", "seqlen impl")
+    for row in found:
+        for cell in [*row]:
+            if cell.endswith("deterministic"):
+                row[cell] = f"{1 / row[cell]['ratio']:.2f}"
+    return found
 
 
 def distributed_rows(record: Record) -> list[Row]:

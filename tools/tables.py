@@ -50,6 +50,23 @@ TABLES: dict[str, Callable[[], Iterable[str]]] = {
         table_attention.kernel_rows,
         every=True,
     ),
+    "head sizes": Table(
+        "head_sizes",
+        "head_dim | mask | 4k | 16k",
+        "{name} | `{mask}` | {both_4096} | {both_16384}",
+        table_attention.head_size_rows,
+    ),
+    "deterministic": Table(
+        "deterministic",
+        "mask | magi, 4k | fa3 | fa4 | magi, 16k | fa3 | fa4",
+        "`{mask}` | "
+        + " | ".join(
+            f"{{{length}_{impl}_deterministic}}"
+            for length in (4096, 16384)
+            for impl in ("ours", "fa3", "fa4")
+        ),
+        table_attention.deterministic_rows,
+    ),
     "planner": Table(
         "planner",
         "documents | cp | LPT, chunk 2048 | LPT, chunk 512 | search, chunk 512 "
