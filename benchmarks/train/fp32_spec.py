@@ -8,6 +8,7 @@ It shares nothing with the package: no plan, no kernel, no dispatch. TF32 is ref
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -16,8 +17,6 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-
-from benchmarks.train.pretrain_sdpa import with_core
 
 
 class DocumentSdpa(MegatronModule):  # type: ignore[misc]
@@ -64,6 +63,16 @@ def _check_fp32(query: Tensor) -> None:
             f"gradients are compared with fp32, got {query.dtype} and TF32 products "
             f"{torch.backends.cuda.matmul.allow_tf32}; leave --bf16 out, and TF32 off"
         )
+
+
+def with_core(layer: Any, core: type) -> Any:
+    """A layer spec whose self-attention has this class as its core attention."""
+    attention = layer.submodules.self_attention
+    inside = dataclasses.replace(attention.submodules, core_attention=core)
+    attention = dataclasses.replace(attention, submodules=inside)
+    return dataclasses.replace(
+        layer, submodules=dataclasses.replace(layer.submodules, self_attention=attention)
+    )
 
 
 layer_spec = with_core(get_gpt_layer_local_spec(normalization="RMSNorm"), DocumentSdpa)

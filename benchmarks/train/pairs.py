@@ -20,13 +20,12 @@ OF_ATTENTION = {
     "flash_attention_version": "the kernel of stock's attention",
     "cp_comm_type": "stock's way of context parallelism",
     "hierarchical_context_parallel_sizes": "groups of stock's way a2a+p2p",
-    "spec": "PyTorch's attention in stock's layers without TransformerEngine",
 }
 """Arguments of stock's attention, and what they choose."""
 NO_NORM = {"sequence_parallel": "stock's local layers have no norm for it without apex"}
 """Further differences of cases without TransformerEngine's layers."""
 NOT_THE_JOB = {
-    *("stock", "magi", "te", "again", "sp", "local", "sdpa", "flex", "cudnn", "fa3"),
+    *("stock", "magi", "te", "again", "sp", "local", "flex", "cudnn", "fa3"),
     *("p2p", "all", "gather", "all_gather", "a2a", "a2a+p2p", "alone", "dealt"),
 }
 """Words of a case's name that do not say what is trained."""

@@ -1,13 +1,10 @@
 """Megatron's own pretrain_gpt.py with and without our flag, on the GPUs of one host.
 
     python -m benchmarks.train.pretrain --megatron CHECKOUT agree --record FILE.json
-    python -m benchmarks.train.pretrain --megatron CHECKOUT speed --record FILE.json --rounds 2
     python -m benchmarks.train.pretrain --megatron CHECKOUT agree --one-gpu --record FILE.json
 
 `agree`: losses and gradient norms of small bf16 models in several layouts, against stock attention
-at one rank. `speed`: time of a step of a Llama of about a billion parameters; the peers are what
-Megatron runs without TransformerEngine: its dense local attention, and PyTorch's causal SDPA put
-in by a layer spec. The other parts have layers of TransformerEngine: `flags` and `flags_4gpus`
+at one rank. The other parts have layers of TransformerEngine: `flags` and `flags_4gpus`
 (pretrain_te.py); `te_speed_2gpus` and `te_speed_4gpus` next to its context parallelism,
 `balance_speed_2gpus` and `balance_speed_4gpus` on real lengths of documents, and `graph_speed` with
 attention in CUDA graphs (whole_steps.py). pairs.py says in what a stock case and its counterpart
@@ -40,7 +37,7 @@ from benchmarks.lib.command import command_line
 from benchmarks.lib.options import at_least, positive
 from benchmarks.lib.record import describe
 from benchmarks.train.corpora import corpus
-from benchmarks.train.pretrain_cases import AGREE, WORK, Case, Flags, speed_cases
+from benchmarks.train.pretrain_cases import AGREE, WORK, Case, Flags
 from benchmarks.train.pretrain_te import flag_cases, four_gpu_cases
 from benchmarks.train.step_profile import read_profile
 from benchmarks.train.warm_ranks import Job, WarmRanks
@@ -51,7 +48,6 @@ from megatron_magi.cli.parser import CommandParser, UsageError
 ROOT = Path(__file__).parents[2]
 PARTS: dict[str, Callable[[], list[Case]]] = {
     "agree": lambda: AGREE,
-    "speed": speed_cases,
     "flags": flag_cases,
     "flags_4gpus": four_gpu_cases,
     "graph_speed": graph_cases,

@@ -7,7 +7,6 @@ from typing import Any
 
 Flags = dict[str, Any]
 MAGI: Flags = {"attention-backend": "magi"}
-SDPA: Flags = {"spec": ["benchmarks.train.pretrain_sdpa", "layer_spec"]}
 ALL_TO_ALL: Flags = {**MAGI, "magi-transport": "all_to_all"}
 DOCUMENTS: Flags = {"dataloader-inter-document-masking": True}
 
@@ -122,31 +121,3 @@ AGREE = [
     Case("magi cp2 odd", 2, {**SMALL, **MAGI, **layout(cp=2), "seq-length": 2047}),
     Case("stock cp1 odd", 1, {**SMALL, "seq-length": 2047}),
 ]
-
-
-def speed_cases() -> list[Case]:
-    """The same tokens in a step for everybody at one length."""
-
-    def case(name: str, gpus: int, length: int, *parts: Flags) -> Case:
-        flags: Flags = {**BILLION, "seq-length": length}
-        for part in parts:
-            flags |= part
-        return Case(f"{name} {length}", gpus, flags)
-
-    return [
-        case("stock local 1gpu", 1, 4096),
-        case("stock sdpa 1gpu", 1, 4096, SDPA),
-        case("magi 1gpu", 1, 4096, MAGI),
-        case("stock sdpa 1gpu", 1, 16384, SDPA),
-        case("magi 1gpu", 1, 16384, MAGI),
-        case("magi documents 1gpu", 1, 16384, MAGI, DOCUMENTS),
-        case("stock sdpa pp2", 2, 32768, SDPA, layout(pp=2)),
-        case("stock sdpa tp2", 2, 32768, SDPA, {"tensor-model-parallel-size": 2}),
-        case("magi cp2", 2, 32768, MAGI, layout(cp=2)),
-        case("magi cp2 documents", 2, 32768, MAGI, DOCUMENTS, layout(cp=2)),
-        case("magi cp2 documents all_to_all", 2, 32768, ALL_TO_ALL, DOCUMENTS, layout(cp=2)),
-        case("magi cp2 documents", 2, 8192, MAGI, DOCUMENTS, layout(cp=2)),
-        case("magi cp2 documents all_to_all", 2, 8192, ALL_TO_ALL, DOCUMENTS, layout(cp=2)),
-        case("magi tp2 sp", 2, 32768, MAGI, layout(tp=2)),
-        case("magi pp2", 2, 32768, MAGI, layout(pp=2)),
-    ]

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.skipif(
 )
 NUM_PAIRS = {
     "agree": 1,
-    "speed": 5,
     "flags": 22,
     "flags_4gpus": 4,
     "graph_speed": 20,

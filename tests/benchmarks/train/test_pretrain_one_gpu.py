@@ -34,7 +34,7 @@ def test_every_rank_takes_the_first_gpu_and_gloo_gets_no_device(
 
 
 def test_times_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["pretrain.py", "speed", "--one-gpu", "--megatron", "x", "--record", "y"]
+    words = ["pretrain.py", "graph_speed", "--one-gpu", "--megatron", "x", "--record", "y"]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(UsageError, match="times of ranks that share a GPU"):
         pretrain.parse()
