@@ -61,6 +61,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         self.cp_group = getattr(pg_collection, "cp", None)
         self.softmax_scale = softmax_scale or 1.0 / math.sqrt(k_channels or config.kv_channels)
         self.is_attached = False
+        self.is_captured = captures_attention(config)
         self.magi_config = MagiConfig()
         self.attn_mask_type = attn_mask_type
         add_softmax_offset(self, config)
@@ -133,6 +134,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         causal, the same plan in every call, so that a CUDA graph may hold the call."""
         if isinstance(given, MagiPackedSeqParams):
             self._require_attached()
+            self._require_eager()
             return given.plan_of_layer(self.config, self.layer_number), given.cp_group
         cp_size = self.config.context_parallel_size
         if given is not None or cp_size > 1:
@@ -147,6 +149,14 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         plan = plans[is_window_layer(self.config, self.layer_number)]
         assert plan is not None, f"no plan was made for layer {self.layer_number}"
         return plan, None
+
+    def _require_eager(self) -> None:
+        """A replay would repeat the plan that was captured, whatever comes with its rows."""
+        if self.is_captured:
+            raise ValueError(
+                f"CUDA graphs that hold attention require plain batches, got MagiPackedSeqParams "
+                f"with {graph_names(self.config)}; set cuda_graph_impl='none'"
+            )
 
     def _require_attached(self) -> None:
         if not self.is_attached:

@@ -109,6 +109,14 @@ def test_every_plain_batch_of_a_shape_has_the_same_plan() -> None:
     assert core._plan_and_group(None, 12, 2)[0] is plan
 
 
+def test_a_graph_that_holds_attention_takes_no_plan() -> None:
+    """Its replays would attend by the plan of the captured microbatch."""
+    config = model(cuda_graph_impl="local")
+    packed = make_packed_seq_params([0, 4, 11], config, None, device="cpu")
+    with pytest.raises(ValueError, match="plain batches, got MagiPackedSeqParams with local over"):
+        attention(config)(*qkv(11), None, packed_seq_params=packed)
+
+
 def test_packed_documents_and_window_layers() -> None:
     config = model(window_size=(2, 0), window_attn_skip_freq=2)
     packed = make_packed_seq_params([0, 4, 11], config, None, device="cpu")
