@@ -10,9 +10,17 @@ import pytest
 from benchmarks.lib.changed_arguments import MASK_FLAG
 from tools.docs_text import fill_tables
 from tools.record_table import Row, markdown, pivot
-from tools.table_attention import distributed_rows, kernel_rows, te_rows
+from tools.table_attention import (
+    deterministic_rows,
+    distributed_rows,
+    head_size_rows,
+    kernel_rows,
+    te_rows,
+)
 from tools.table_steps import flag_rows, packed_rows, whole_rows
 from tools.tables import TABLES
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_missing_key_is_a_dash() -> None:
@@ -110,6 +118,36 @@ def test_distributed_rows_are_those_that_magi_was_timed_on() -> None:
     ]  # fmt: skip
     (row,) = distributed_rows({"rows": rows})
     assert (row["mask"], row["tokens"], row["received"]) == ("full", 1024, 0)
+
+
+def test_head_sizes_stand_next_to_the_faster_flash_attention() -> None:
+    speeds = {"ours": 600.0, "fa3": 500.0, "fa4": 400.0}
+    rows = [
+        {"head_dim": 192, "mask": "full", "direction": way, "seqlen": n, "impl": impl, "tflops": x}
+        for way, more in (("fwd", 0), ("bwd", 300))
+        for n in (4096, 16384)
+        for impl, x in {**speeds, "fa4": speeds["fa4"] + more}.items()
+    ]
+    (found,) = head_size_rows({"rows": rows})
+    assert found["name"] == "192, values 128"
+    assert found["both_4096"] == found["both_16384"] == "600 / 600 (1.20 / 0.86)"
+
+
+def test_deterministic_backwards_are_shares_of_the_fast_one() -> None:
+    row = {"mask": "full", "seqlen": 4096, "impl": "ours_deterministic", "ratio": 1.25}
+    (found,) = deterministic_rows({"rows": [row]})
+    assert found["4096_ours_deterministic"] == "0.80"
+
+
+def test_readme_has_the_count_of_published_jobs() -> None:
+    jobs, accepted = (cell.strip() for cell in sets_row("all").split("|")[3:5])
+    said = f"{jobs} published jobs, [{accepted.split()[0]} pass]"
+    assert said in (ROOT / "README.md").read_text()
+
+
+def sets_row(name: str) -> str:
+    """The line of a set in the table of published jobs."""
+    return next(line for line in TABLES["published jobs"]() if line.startswith(f"| {name} |"))
 
 
 def test_a_cell_of_the_kernel_is_from_its_newest_record() -> None:
