@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -145,7 +146,8 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
                 f"from_packed_seq_params and dispatch the batch by them"
             )
         bounds = np.arange(batch + 1) * rows
-        plans = document_plans(bounds, self.config, None, self.magi_config)
+        magi = dataclasses.replace(self.magi_config, chunk_size=None)
+        plans = document_plans(bounds, self.config, None, magi, multiple=1)  # rows stay as they are
         plan = plans[is_window_layer(self.config, self.layer_number)]
         assert plan is not None, f"no plan was made for layer {self.layer_number}"
         return plan, None

@@ -117,6 +117,13 @@ def test_a_graph_that_holds_attention_takes_no_plan() -> None:
         attention(config)(*qkv(11), None, packed_seq_params=packed)
 
 
+def test_a_plain_batch_is_never_padded() -> None:
+    """Nobody could take the padding off, whatever chunks and layers ask for."""
+    core = attention(model(fp8="hybrid"))
+    core.magi_config = MagiConfig(chunk_size=8)
+    assert core(*qkv(11, 3), None).shape == (11, 3, HEADS * DIM)
+
+
 def test_packed_documents_and_window_layers() -> None:
     config = model(window_size=(2, 0), window_attn_skip_freq=2)
     packed = make_packed_seq_params([0, 4, 11], config, None, device="cpu")
