@@ -25,6 +25,9 @@ from megatron_magi.core.kernel.softmax import Softmax
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.dist_attn import dist_attn, dist_attn_and_max_logits
 
+NOT_CAUSAL = (MegatronMaskType.no_mask, MegatronMaskType.padding)
+"""Mask types of a layer spec that a causal plan does not compute."""
+
 
 class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
     """Core attention whose mask and layout come from the microbatch's `MagiPackedSeqParams`.
@@ -94,14 +97,17 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
             [rows, batch, heads * head_dim of value] in the query's dtype.
 
         Raises:
-            ValueError: a dense mask, a bias, packed_seq_params of another class, or row counts or
-                heads that differ from the plan's.
+            ValueError: a dense mask, a bias, packed_seq_params of another class, a plain batch of a
+                layer that is not causal, or row counts or heads that differ from the plan's.
             RuntimeError: packed rows in a model that was not attached.
         """
         _refuse_masks(attention_mask, attention_bias)
         if query.dim() == 3 and isinstance(packed_seq_params, MagiPackedSeqParams):
             query, key, value = (x.unsqueeze(1) for x in (query, key, value))
         rows, batch, heads = _shape(query)
+        _check_keys(query, key, value)
+        if packed_seq_params is None:
+            _require_causal(self.attn_mask_type if attn_mask_type is None else attn_mask_type)
         plan, cp_group = self._plan_and_group(packed_seq_params, rows, batch)
         expected = plan.layout.num_local_tokens
         if rows * batch != expected:
@@ -203,6 +209,14 @@ def check_attention_config(
             )
 
 
+def _require_causal(mask_type: MegatronMaskType) -> None:
+    if mask_type in NOT_CAUSAL:
+        raise ValueError(
+            f"MagiCoreAttention requires attn_mask_type causal for a plain batch, got "
+            f"{mask_type.name}; pass MagiPackedSeqParams, whose mask it computes"
+        )
+
+
 def _refuse_masks(attention_mask: Tensor | None, attention_bias: Tensor | None) -> None:
     for name, x in (("attention_mask", attention_mask), ("attention_bias", attention_bias)):
         if x is not None:
@@ -210,6 +224,15 @@ def _refuse_masks(attention_mask: Tensor | None, attention_bias: Tensor | None) 
                 f"MagiCoreAttention requires {name}=None because the plan holds the mask, got a "
                 f"tensor of shape {tuple(x.shape)}; describe it as an AttnMask instead"
             )
+
+
+def _check_keys(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if not query.shape[:2] == key.shape[:2] == value.shape[:2]:
+        raise ValueError(
+            f"MagiCoreAttention requires keys and values of the query's rows and batch, got query "
+            f"{tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}; use "
+            f"Megatron's own core attention for inference with cached keys"
+        )
 
 
 def _values_to_save(value: Tensor, key: Tensor) -> Tensor:

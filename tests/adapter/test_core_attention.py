@@ -185,6 +185,25 @@ def test_masks_come_from_the_plan_only() -> None:
         core(*tensors, None, attention_bias=torch.zeros(1))
 
 
+@pytest.mark.parametrize("kind", [MegatronMaskType.no_mask, MegatronMaskType.padding])
+def test_a_plain_batch_is_of_a_causal_layer(kind: MegatronMaskType) -> None:
+    core, tensors = attention(model()), qkv(4)
+    with pytest.raises(ValueError, match=f"causal for a plain batch, got {kind.name}; pass Magi"):
+        core(*tensors, None, kind)
+    core.attn_mask_type = kind
+    with pytest.raises(ValueError, match=f"got {kind.name}"):
+        core(*tensors, None)
+    full = make_packed_seq_params([0, 4], model(), None, mask="full", device="cpu")
+    wanted = dense(*tensors, torch.ones(4, 4, dtype=torch.bool))
+    torch.testing.assert_close(core(*tensors, None, packed_seq_params=full), wanted)
+
+
+def test_cached_keys_are_refused() -> None:
+    (q, _, _), (_, k, v) = qkv(1), qkv(5)
+    with pytest.raises(ValueError, match=r"the query's rows and batch, got query \(1, .* key \(5,"):
+        attention(model())(q, k, v, None)
+
+
 def test_batches_that_were_not_prepared() -> None:
     tensors = qkv(4)
     stock = PackedSeqParams(qkv_format="thd")
