@@ -65,3 +65,15 @@ def test_graphs_that_hold_attention_require_one_plan(name: str) -> None:
         refuse_arguments(arguments(**graphs, hybrid_layer_pattern="M*-M*-"))
     with pytest.raises(SystemExit, match=r"--magi-mask with .* every microbatch"):
         refuse_arguments(arguments(**graphs), mask_name="video_mask:frames")
+
+
+def test_graphs_that_get_no_angles_of_yarn() -> None:
+    yarn = {**CP1, "position_embedding_type": "yarn"}
+    attn = HOLDING["transformer_engine over attn moe_router"]
+    step = HOLDING["full_iteration over whole layers"]
+    with pytest.raises(SystemExit, match=r"--position-embedding-type yarn .* over attn moe_router"):
+        refuse_arguments(arguments(**yarn, **attn))
+    refuse_arguments(arguments(**yarn, **step))
+    refuse_arguments(
+        arguments(**yarn, cuda_graph_impl="transformer_engine", cuda_graph_scope="mlp")
+    )
