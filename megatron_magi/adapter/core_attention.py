@@ -194,6 +194,12 @@ def check_attention_config(
             f"leave attention out, got {graph_names(config)}; set cuda_graph_impl='none', or "
             f"'transformer_engine' with other parts of a layer"
         )
+    if captures_attention(config) and wants_max_logits(config):
+        raise NotImplementedError(
+            f"qk_clip and log_max_attention_logit require CUDA graphs without attention, got "
+            f"{graph_names(config)}: a replay hands them no logits; set cuda_graph_impl='none', or "
+            f"both to False"
+        )
     rules: list[tuple[str, Any, Any]] = [
         ("attention_type", attention_type, "self"),
         ("attention_dropout", dropout, 0.0),

@@ -154,6 +154,14 @@ def test_settings_it_cannot_honour(changes: dict[str, Any], message: str) -> Non
         attention(config)
 
 
+@pytest.mark.parametrize("name", ["qk_clip", "log_max_attention_logit"])
+def test_logits_that_a_replay_would_not_hand_out(name: str) -> None:
+    config = model(**{name: True})
+    config.cuda_graph_impl = "local"
+    with pytest.raises(NotImplementedError, match=r"without attention, got local over"):
+        attention(config)
+
+
 def test_cross_attention_is_refused() -> None:
     with pytest.raises(NotImplementedError, match=r"attention_type='self', got 'cross'"):
         attention(model(), attention_type="cross")
