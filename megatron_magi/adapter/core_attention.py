@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -23,6 +24,9 @@ from megatron_magi.config import MagiConfig
 from megatron_magi.core.kernel.softmax import Softmax
 from megatron_magi.core.plan import AttnPlan
 from megatron_magi.core.runtime.dist_attn import dist_attn, dist_attn_and_max_logits
+
+NOT_CAUSAL = (MegatronMaskType.no_mask, MegatronMaskType.padding)
+"""Mask types of a layer spec that a causal plan does not compute."""
 
 
 class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
@@ -93,14 +97,17 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
             [rows, batch, heads * head_dim of value] in the query's dtype.
 
         Raises:
-            ValueError: a dense mask, a bias, packed_seq_params of another class, or row counts or
-                heads that differ from the plan's.
+            ValueError: a dense mask, a bias, packed_seq_params of another class, a plain batch of a
+                layer that is not causal, or row counts or heads that differ from the plan's.
             RuntimeError: packed rows in a model that was not attached.
         """
         _refuse_masks(attention_mask, attention_bias)
         if query.dim() == 3 and isinstance(packed_seq_params, MagiPackedSeqParams):
             query, key, value = (x.unsqueeze(1) for x in (query, key, value))
         rows, batch, heads = _shape(query)
+        _check_keys(query, key, value)
+        if packed_seq_params is None:
+            _require_causal(self.attn_mask_type if attn_mask_type is None else attn_mask_type)
         plan, cp_group = self._plan_and_group(packed_seq_params, rows, batch)
         expected = plan.layout.num_local_tokens
         if rows * batch != expected:
@@ -145,7 +152,8 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
                 f"from_packed_seq_params and dispatch the batch by them"
             )
         bounds = np.arange(batch + 1) * rows
-        plans = document_plans(bounds, self.config, None, self.magi_config)
+        magi = dataclasses.replace(self.magi_config, chunk_size=None)
+        plans = document_plans(bounds, self.config, None, magi, multiple=1)  # rows stay as they are
         plan = plans[is_window_layer(self.config, self.layer_number)]
         assert plan is not None, f"no plan was made for layer {self.layer_number}"
         return plan, None
@@ -186,6 +194,12 @@ def check_attention_config(
             f"leave attention out, got {graph_names(config)}; set cuda_graph_impl='none', or "
             f"'transformer_engine' with other parts of a layer"
         )
+    if captures_attention(config) and wants_max_logits(config):
+        raise NotImplementedError(
+            f"qk_clip and log_max_attention_logit require CUDA graphs without attention, got "
+            f"{graph_names(config)}: a replay hands them no logits; set cuda_graph_impl='none', or "
+            f"both to False"
+        )
     rules: list[tuple[str, Any, Any]] = [
         ("attention_type", attention_type, "self"),
         ("attention_dropout", dropout, 0.0),
@@ -201,6 +215,14 @@ def check_attention_config(
             )
 
 
+def _require_causal(mask_type: MegatronMaskType) -> None:
+    if mask_type in NOT_CAUSAL:
+        raise ValueError(
+            f"MagiCoreAttention requires attn_mask_type causal for a plain batch, got "
+            f"{mask_type.name}; pass MagiPackedSeqParams, whose mask it computes"
+        )
+
+
 def _refuse_masks(attention_mask: Tensor | None, attention_bias: Tensor | None) -> None:
     for name, x in (("attention_mask", attention_mask), ("attention_bias", attention_bias)):
         if x is not None:
@@ -208,6 +230,15 @@ def _refuse_masks(attention_mask: Tensor | None, attention_bias: Tensor | None) 
                 f"MagiCoreAttention requires {name}=None because the plan holds the mask, got a "
                 f"tensor of shape {tuple(x.shape)}; describe it as an AttnMask instead"
             )
+
+
+def _check_keys(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if not query.shape[:2] == key.shape[:2] == value.shape[:2]:
+        raise ValueError(
+            f"MagiCoreAttention requires keys and values of the query's rows and batch, got query "
+            f"{tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)}; use "
+            f"Megatron's own core attention for inference with cached keys"
+        )
 
 
 def _values_to_save(value: Tensor, key: Tensor) -> Tensor:

@@ -23,13 +23,22 @@ def graph_parts(settings: Any) -> list[str]:
         settings: Megatron's arguments or its TransformerConfig.
     """
     given: Any = next((value for name in _NAMES if (value := getattr(settings, name, None))), ())
-    parts = [given] if isinstance(given, str) else given
+    parts = given.split(",") if isinstance(given, str) else given
     return [str(getattr(part, "name", part)) for part in parts]
+
+
+def graph_implementation(settings: Any) -> str:
+    """Megatron's implementation. A former scope, full_iteration, chooses the one of that name, also
+    where none is given; Megatron's `validate_args` only changes it after our refusals."""
+    if "full_iteration" in graph_parts(settings):
+        return "full_iteration"
+    return getattr(settings, "cuda_graph_impl", None) or "none"
 
 
 def graph_names(settings: Any) -> str:
     """The implementation and its parts, for an error."""
-    return f"{settings.cuda_graph_impl} over {' '.join(graph_parts(settings)) or 'whole layers'}"
+    names = " ".join(graph_parts(settings)) or "whole layers"
+    return f"{graph_implementation(settings)} over {names}"
 
 
 def captures_attention(settings: Any) -> bool:
@@ -39,7 +48,7 @@ def captures_attention(settings: Any) -> bool:
     Args:
         settings: Megatron's arguments or its TransformerConfig.
     """
-    implementation = getattr(settings, "cuda_graph_impl", None) or "none"
+    implementation = graph_implementation(settings)
     if implementation == "none":
         return False
     parts = graph_parts(settings)

@@ -12,6 +12,7 @@ from typing import Any
 from megatron_magi.adapter.graphs import (
     PARTS_WITHOUT_ATTENTION,
     captures_attention,
+    graph_implementation,
     graph_names,
 )
 from megatron_magi.launcher.session import LauncherState, hook
@@ -39,6 +40,9 @@ def refuse_captured_attention(args: Any, mask_name: str | None) -> Iterator[str]
     pattern = "".join(getattr(args, name, None) or "" for name in PATTERNS)
     if set(pattern) & set(PACKAGES):
         found.append(("--hybrid-layer-pattern", "layers with state read a plan's documents"))
+    if _loses_yarn(args):
+        why = "Megatron hands YaRN's angles to none of these graphs"
+        found.append(("--position-embedding-type yarn", why))
     if mask_name is not None:
         found.append(("--magi-mask", "its function runs for every microbatch"))
     for flag, why in found:
@@ -47,6 +51,14 @@ def refuse_captured_attention(args: Any, mask_name: str | None) -> Iterator[str]
             f"{graph_names(args)} (--cuda-graph-impl): {why}; set none, or transformer_engine with "
             f"parts of {' '.join(PARTS_WITHOUT_ATTENTION)}"
         )
+
+
+def _loses_yarn(args: Any) -> bool:
+    """Megatron captures TransformerEngine's graphs of such layers without positions, and a replay
+    drops the angles that it gets. MLA layers make their own."""
+    is_yarn = getattr(args, "position_embedding_type", None) == "yarn"
+    of_te = graph_implementation(args) == "transformer_engine"
+    return is_yarn and of_te and not getattr(args, "multi_latent_attention", False)
 
 
 def require_whole_sequences(packed_seq_params: Any) -> None:

@@ -54,6 +54,9 @@ class Microbatch:
     def see(self, sample: Any) -> None:
         """The forward step has drawn this sample, as it came from the data loader."""
         self._bounds = self._bounds_of(sample)
+        rows = _host_rows(sample)
+        if rows is not None:  # a loader may fill the same tensor again
+            self._of_samples.pop(rows, None)
 
     def identify(self, sample: Any) -> None:
         """Note what tells this sample from others, if it is on the host."""
@@ -63,6 +66,8 @@ class Microbatch:
     def see_ahead(self, sample: Any) -> None:
         """A later forward step will draw this sample."""
         bounds = self._bounds_of(sample)
+        if bounds is not None:
+            self._of_samples[sample["tokens"]] = bounds
         if bounds:
             self._ahead.append(bounds)
             self._plan_ahead(bounds)
@@ -101,10 +106,8 @@ class Microbatch:
         rows = _host_rows(sample)
         if rows is None:
             return None
-        if rows not in self._of_samples:
-            self._of_samples[rows] = self._read(sample)
-        found: list[int] | None = self._of_samples[rows]
-        return found
+        known: list[int] | None = self._of_samples.get(rows)
+        return self._read(sample) if known is None else known
 
 
 def _host_rows(sample: Any) -> Tensor | None:

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 from megatron_magi.adapter.carried_plan import (
@@ -17,7 +16,7 @@ from megatron_magi.adapter.carried_plan import (
     forward_arguments,
     keep_plan,
 )
-from megatron_magi.adapter.core_attention import MagiCoreAttention
+from megatron_magi.adapter.core_attention import NOT_CAUSAL, MagiCoreAttention
 from megatron_magi.adapter.layer_spec import with_magi_attention
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.plugin import prepare_model
@@ -33,9 +32,6 @@ from megatron_magi.launcher.moe_samples import give_samples
 from megatron_magi.launcher.norms import own_norms
 from megatron_magi.launcher.opening import say_startup
 from megatron_magi.launcher.session import LauncherState, hook
-
-NOT_CAUSAL = (MegatronMaskType.no_mask, MegatronMaskType.padding)
-"""Mask types of a layer spec that a causal plan does not compute."""
 
 FORWARD_INPUTS = ("input_ids", "position_ids", "attention_mask", "labels", "packed_seq_params")
 """Arguments of a schedule plan by which its rows are checked."""

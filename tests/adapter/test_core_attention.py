@@ -117,6 +117,13 @@ def test_a_graph_that_holds_attention_takes_no_plan() -> None:
         attention(config)(*qkv(11), None, packed_seq_params=packed)
 
 
+def test_a_plain_batch_is_never_padded() -> None:
+    """Nobody could take the padding off, whatever chunks and layers ask for."""
+    core = attention(model(fp8="hybrid"))
+    core.magi_config = MagiConfig(chunk_size=8)
+    assert core(*qkv(11, 3), None).shape == (11, 3, HEADS * DIM)
+
+
 def test_packed_documents_and_window_layers() -> None:
     config = model(window_size=(2, 0), window_attn_skip_freq=2)
     packed = make_packed_seq_params([0, 4, 11], config, None, device="cpu")
@@ -144,6 +151,14 @@ def test_settings_it_cannot_honour(changes: dict[str, Any], message: str) -> Non
     for name, value in changes.items():
         setattr(config, name, value)
     with pytest.raises(NotImplementedError, match=r"MagiCoreAttention requires " + message):
+        attention(config)
+
+
+@pytest.mark.parametrize("name", ["qk_clip", "log_max_attention_logit"])
+def test_logits_that_a_replay_would_not_hand_out(name: str) -> None:
+    config = model(**{name: True})
+    config.cuda_graph_impl = "local"
+    with pytest.raises(NotImplementedError, match=r"without attention, got local over"):
         attention(config)
 
 
@@ -176,6 +191,25 @@ def test_masks_come_from_the_plan_only() -> None:
         core(*tensors, hidden)
     with pytest.raises(ValueError, match=r"attention_bias=None"):
         core(*tensors, None, attention_bias=torch.zeros(1))
+
+
+@pytest.mark.parametrize("kind", [MegatronMaskType.no_mask, MegatronMaskType.padding])
+def test_a_plain_batch_is_of_a_causal_layer(kind: MegatronMaskType) -> None:
+    core, tensors = attention(model()), qkv(4)
+    with pytest.raises(ValueError, match=f"causal for a plain batch, got {kind.name}; pass Magi"):
+        core(*tensors, None, kind)
+    core.attn_mask_type = kind
+    with pytest.raises(ValueError, match=f"got {kind.name}"):
+        core(*tensors, None)
+    full = make_packed_seq_params([0, 4], model(), None, mask="full", device="cpu")
+    wanted = dense(*tensors, torch.ones(4, 4, dtype=torch.bool))
+    torch.testing.assert_close(core(*tensors, None, packed_seq_params=full), wanted)
+
+
+def test_cached_keys_are_refused() -> None:
+    (q, _, _), (_, k, v) = qkv(1), qkv(5)
+    with pytest.raises(ValueError, match=r"the query's rows and batch, got query \(1, .* key \(5,"):
+        attention(model())(q, k, v, None)
 
 
 def test_batches_that_were_not_prepared() -> None:

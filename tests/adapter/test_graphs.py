@@ -18,6 +18,8 @@ CP1, CP2 = {"context_parallel_size": 1}, {"context_parallel_size": 2}
         {"cuda_graph_impl": "none"},
         {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["moe_router"]},
         {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "mlp"},
+        {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "moe_router,mlp"},
+        {"cuda_graph_impl": "none", "cuda_graph_scope": ["full_iteration_inference"]},
         {
             "cuda_graph_impl": "transformer_engine",
             "cuda_graph_modules": [],
@@ -35,6 +37,9 @@ HOLDING = {
     "transformer_engine over attn moe_router": {
         "cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn", "moe_router"]
     },
+    "full_iteration over full_iteration": {
+        "cuda_graph_impl": "none", "cuda_graph_scope_deprecated": ["full_iteration"]
+    },
     "local over moe_router": {"cuda_graph_impl": "local", "cuda_graph_scope": ["moe_router"]},
 }  # fmt: skip
 """By the words that an error has for them."""
@@ -51,10 +56,24 @@ def test_graphs_that_hold_attention_require_one_rank(got: str) -> None:
     "name", ["reset_attention_mask", "dataloader_inter_document_masking", "sft", "qk_clip"]
 )
 def test_graphs_that_hold_attention_require_one_plan(name: str) -> None:
-    graphs = {**CP1, **HOLDING["full_iteration over whole layers"]}
-    with pytest.raises(SystemExit, match=f"--{name.replace('_', '-')} with .* requires CUDA gra"):
-        refuse_arguments(arguments(**graphs, **{name: True}))
+    for got in ("full_iteration over whole layers", "full_iteration over full_iteration"):
+        graphs = {**CP1, **HOLDING[got]}
+        flag = f"--{name.replace('_', '-')}"
+        with pytest.raises(SystemExit, match=f"{flag} with .* requires CUDA gra.* got {got}"):
+            refuse_arguments(arguments(**graphs, **{name: True}))
     with pytest.raises(SystemExit, match=r"--hybrid-layer-pattern with .* layers with state"):
         refuse_arguments(arguments(**graphs, hybrid_layer_pattern="M*-M*-"))
     with pytest.raises(SystemExit, match=r"--magi-mask with .* every microbatch"):
         refuse_arguments(arguments(**graphs), mask_name="video_mask:frames")
+
+
+def test_graphs_that_get_no_angles_of_yarn() -> None:
+    yarn = {**CP1, "position_embedding_type": "yarn"}
+    attn = HOLDING["transformer_engine over attn moe_router"]
+    step = HOLDING["full_iteration over whole layers"]
+    with pytest.raises(SystemExit, match=r"--position-embedding-type yarn .* over attn moe_router"):
+        refuse_arguments(arguments(**yarn, **attn))
+    refuse_arguments(arguments(**yarn, **step))
+    refuse_arguments(
+        arguments(**yarn, cuda_graph_impl="transformer_engine", cuda_graph_scope="mlp")
+    )
