@@ -49,7 +49,7 @@ def add_mask_options(parser: argparse.ArgumentParser) -> None:
     )
     look = parser.add_argument_group("its shape")
     add_shape_options(look)
-    look.add_argument("--sample", type=int, default=0, help="which packed sample (default 0)")
+    look.add_argument("--sample", type=int, help="which packed sample of --data (default 0)")
     look.add_argument("--seq-length", type=int, help="tokens of a sample (with --data)")
     look.add_argument(
         "--eod-token",
@@ -127,11 +127,12 @@ def _with_options(given: PlanInput, options: argparse.Namespace) -> PlanInput:
 def _mask(options: argparse.Namespace) -> tuple[AttnMask, str]:
     import numpy as np
 
+    if options.data:
+        return _from_data(options)
+    _refuse_options_of_data(options)
     if options.ranges:
         refuse_shape_of(options)
         return _from_ranges(Path(options.ranges))
-    if options.data:
-        return _from_data(options)
     if options.lengths:
         cu_seqlens = np.cumsum([0, *numbers(options.lengths)])
     elif options.cu_seqlens:
@@ -179,7 +180,17 @@ def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
     if options.seq_length is None:
         raise UsageError("--data needs --seq-length, the tokens of a packed sample")
     samples = FileSamples(open_index(options.data), options.seq_length, eod=options.eod_token)
-    return _documents(samples.boundaries(options.sample), options)
+    return _documents(samples.boundaries(options.sample or 0), options)
+
+
+def _refuse_options_of_data(options: argparse.Namespace) -> None:
+    names = ("sample", "seq_length", "eod_token")
+    found = [name for name in names if getattr(options, name) is not None]
+    if found:
+        raise UsageError(
+            f"--{found[0].replace('_', '-')} requires --data, got none; pass --data PREFIX, or "
+            f"leave it out"
+        )
 
 
 def _describe(count: int, mask: AttnMask, kind: str, noun: str = "document") -> str:

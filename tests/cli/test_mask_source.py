@@ -115,6 +115,12 @@ def test_plan_of_a_data_file(capsys: Capture, packed: str) -> None:
     assert by_token["plan"]["digest"] == from_data["plan"]["digest"]
 
 
+@pytest.mark.parametrize("option", ["--sample 3", "--seq-length 64", "--eod-token 3"])
+def test_options_of_data_need_data(capsys: Capture, option: str) -> None:
+    code, out, err = run(capsys, "plan", "--lengths", "64", "--cp", "2", *option.split())
+    assert (code, out) == (2, "") and f"{option.split()[0]} requires --data, got none" in err
+
+
 def test_documents_of_an_index_need_no_eod(capsys: Capture, tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
