@@ -22,6 +22,11 @@ if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi.core.plan import AttnPlan
     from megatron_magi.viz.plan_facts import LayoutFacts, Layouts
 
+LAYOUT_OPTIONS = (
+    *("gpus", "gpus_per_node", "tp", "pp", "batch"),
+    *("model", "memory", "steps", "replicas_meet"),
+)
+"""Options that `plan --layouts` alone reads."""
 MAX_ROWS = 16
 """Ranks shown in tables; the JSON has all of a plan."""
 MAX_REPORT = 2**32
@@ -58,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
         from megatron_magi.cli import layouts
 
         return layouts.run(options)
+    _refuse_layout_options(options)
     given = plan_input(options)
     refuse_empty(given, "a plan")
     began = time.perf_counter()
@@ -72,6 +78,15 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(_report(facts, plan))
     return 0
+
+
+def _refuse_layout_options(options: argparse.Namespace) -> None:
+    found = [name for name in LAYOUT_OPTIONS if getattr(options, name)]
+    if found:
+        raise UsageError(
+            f"--{found[0].replace('_', '-')} requires --layouts, got a plan of one mask; pass "
+            f"--layouts with --data, or leave it out"
+        )
 
 
 def _check_report(plan: AttnPlan) -> None:

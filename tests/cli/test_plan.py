@@ -115,3 +115,9 @@ def test_plan_counts_what_crosses_between_nodes(capsys: Capture) -> None:
     assert "nodes" not in capsys.readouterr().out
     assert main([*words, "--ranks-per-node", "3"]) == 2
     assert "CostTable.ranks_per_node must divide the 8 ranks" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--tp 2", "--gpus 8", "--replicas-meet", "--memory 80"])
+def test_options_of_layouts_need_layouts(capsys: Capture, option: str) -> None:
+    code, out, err = run(capsys, "plan", "--lengths", "64", "--cp", "2", *option.split())
+    assert (code, out) == (2, "") and f"{option.split()[0]} requires --layouts, got" in err
