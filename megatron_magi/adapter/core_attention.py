@@ -66,7 +66,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         self.softmax_scale = softmax_scale or 1.0 / math.sqrt(k_channels or config.kv_channels)
         self.is_attached = False
         self.is_captured = captures_attention(config)
-        self.magi_config = MagiConfig()
+        self.plain_config = MagiConfig()
         self.attn_mask_type = attn_mask_type
         add_softmax_offset(self, config)
         # Read and reset by Megatron's QK-clip.
@@ -136,6 +136,12 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         """Megatron's sharded state: the learnable softmax_offset, split by heads."""
         return sharded_offset(self, prefix, sharded_offsets, metadata)
 
+    def attach(self, magi_config: MagiConfig) -> None:
+        """Take packed rows from now on, and these settings for plain batches, whose rows stay as
+        they are: no chunk size may pad them."""
+        self.is_attached = True
+        self.plain_config = dataclasses.replace(magi_config, chunk_size=None)
+
     def _plan_and_group(self, given: Any, rows: int, batch: int) -> tuple[AttnPlan, Any]:
         """This layer's plan and context-parallel group; of a plain batch, whose sequences are
         causal, the same plan in every call, so that a CUDA graph may hold the call."""
@@ -152,8 +158,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
                 f"from_packed_seq_params and dispatch the batch by them"
             )
         bounds = np.arange(batch + 1) * rows
-        magi = dataclasses.replace(self.magi_config, chunk_size=None)
-        plans = document_plans(bounds, self.config, None, magi, multiple=1)  # rows stay as they are
+        plans = document_plans(bounds, self.config, None, self.plain_config, multiple=1)
         plan = plans[is_window_layer(self.config, self.layer_number)]
         assert plan is not None, f"no plan was made for layer {self.layer_number}"
         return plan, None

@@ -104,8 +104,7 @@ def _attach_chunk(chunk: Any, magi_config: MagiConfig) -> None:
         chunk.register_forward_pre_hook(_check_rotary)
     for module in chunk.modules():
         if isinstance(module, MagiCoreAttention):
-            module.is_attached = True
-            module.magi_config = magi_config
+            module.attach(magi_config)
 
 
 def _check_rotary(chunk: Any, args: Any) -> None:

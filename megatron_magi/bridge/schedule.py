@@ -9,7 +9,6 @@ from typing import Any
 
 from megatron.core.rerun_state_machine import RerunDataIterator
 
-from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.bridge.arguments import arguments_of
 from megatron_magi.bridge.launch import BridgeLaunch, SeenSamples, say
 from megatron_magi.bridge.refusals import is_vision, refuse_config
@@ -58,12 +57,9 @@ def wrap_tp_communicators(
     launch: BridgeLaunch, original: Any, model_config: Any, micro_batch_size: int
 ) -> Any:
     """For `_initialize_tp_communicators`: buffers take the rows of one padded stream."""
-    if launch.captures_attention():
-        return original(model_config, micro_batch_size)
     length = model_config.seq_length
-    rows = length * micro_batch_size
-    model_config.seq_length = pipeline_seq_length(rows, model_config, launch.options.config)
+    model_config.seq_length, count = launch.stream_shape(length, micro_batch_size, model_config)
     try:
-        return original(model_config, 1)
+        return original(model_config, count)
     finally:
         model_config.seq_length = length

@@ -26,9 +26,7 @@ from megatron_magi.launcher.session import LauncherState, hook
 def give_samples(launch: LauncherState, model: Any) -> None:
     """Let every MoE layer of a model hand its router the samples of its rows, also when the layer
     is computed again."""
-    if launch.captures_attention():
-        return  # Megatron's own rows, sample by sample
-    if launch.args.micro_batch_size == 1 or not balances_samples(launch.args):
+    if not launch.joins_samples() or not balances_samples(launch.args):
         return
     for layer in model.modules():
         router = getattr(getattr(layer, "mlp", None), "router", None)
@@ -91,8 +89,7 @@ def wrap_seq_aux_loss(
 
     Cost: one all-reduce of samples times experts numbers.
     """
-    is_stock = launch.args.micro_batch_size == 1 or launch.captures_attention()
-    if is_stock or not self.get_aux_loss_coeff("seq_aux_loss"):
+    if not launch.joins_samples() or not self.get_aux_loss_coeff("seq_aux_loss"):
         return original(self, probs, scores_for_aux_loss, routing_map, *args, **kwargs)
     count, samples = _take_samples(self)
     scores, chosen = (

@@ -11,16 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.launcher.session import LauncherState, hook
 
 
 @contextmanager
-def one_padded_stream(args: Any, magi: Any) -> Iterator[None]:
-    """Megatron's arguments with the length of the padded stream, and one sample."""
+def stream_sizes(launch: LauncherState) -> Iterator[None]:
+    """Megatron's arguments with the length and the number of samples of a stream."""
+    args = launch.args
     length, count = args.seq_length, args.micro_batch_size
-    args.seq_length = pipeline_seq_length(length * count, args, magi)
-    args.micro_batch_size = 1
+    args.seq_length, args.micro_batch_size = launch.stream_shape(length, count, args)
     try:
         yield
     finally:
@@ -30,9 +29,7 @@ def one_padded_stream(args: Any, magi: Any) -> Iterator[None]:
 @hook
 def wrap_tp_communicators(launch: LauncherState, original: Any, *args: Any, **kwargs: Any) -> Any:
     """For `_initialize_tp_communicators`, which makes the buffers of `--tp-comm-overlap`."""
-    if launch.captures_attention():
-        return original(*args, **kwargs)
-    with one_padded_stream(launch.args, launch.options.config):
+    with stream_sizes(launch):
         return original(*args, **kwargs)
 
 
@@ -52,11 +49,8 @@ def wrap_graph_helper(
     launch: LauncherState, original: Any, self: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """For `TECudaGraphHelper.__init__`, which captures graphs on rows of this shape."""
-    if launch.captures_attention():
-        return original(self, *args, **kwargs)
     call = inspect.signature(original).bind(self, *args, **kwargs)
     given = call.arguments
-    length = given["seq_length"] * given["micro_batch_size"]
-    given["seq_length"] = pipeline_seq_length(length, given["config"], launch.options.config)
-    given["micro_batch_size"] = 1
+    shape = launch.stream_shape(given["seq_length"], given["micro_batch_size"], given["config"])
+    given["seq_length"], given["micro_batch_size"] = shape
     return original(*call.args, **call.kwargs)

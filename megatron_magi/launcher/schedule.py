@@ -11,7 +11,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
-from megatron_magi.adapter.packed import pipeline_seq_length
 from megatron_magi.adapter.pipeline_agreement import finish_pipeline_agreement
 from megatron_magi.launcher.balance_agreement import agree_on_dealing
 from megatron_magi.launcher.opening import begin
@@ -51,13 +50,11 @@ def run_schedule(launch: LauncherState, schedule: Callable[..., Any], **kwargs: 
     begin(launch, kwargs["data_iterator"])
     agree_on_dealing(launch, kwargs["data_iterator"], not kwargs.get("forward_only"))
     kwargs["forward_step_func"] = counted_forward_step(launch, kwargs["forward_step_func"])
+    length, count = kwargs["seq_length"], kwargs["micro_batch_size"]
+    shape = launch.stream_shape(length, count, launch.model_config)
+    kwargs["seq_length"], kwargs["micro_batch_size"] = shape
     if launch.captures_attention():
         return schedule(**kwargs)
-    length, count = kwargs["seq_length"], kwargs["micro_batch_size"]
-    kwargs["seq_length"] = pipeline_seq_length(
-        length * count, launch.model_config, launch.options.config
-    )
-    kwargs["micro_batch_size"] = 1
     kwargs["decoder_seq_length"] = None
     launch.sequences = (count, length)
     try:

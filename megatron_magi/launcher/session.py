@@ -11,7 +11,11 @@ from typing import Any
 from megatron.core import parallel_state
 
 from megatron_magi.adapter.graphs import captures_attention
-from megatron_magi.adapter.packed import MagiPackedSeqParams, make_packed_seq_params
+from megatron_magi.adapter.packed import (
+    MagiPackedSeqParams,
+    make_packed_seq_params,
+    pipeline_seq_length,
+)
 from megatron_magi.core.mask.mask import MaskOfLayers
 from megatron_magi.launcher.documents import bounds_of_sample, repeatable
 from megatron_magi.launcher.flags import LauncherOptions, MaskFunction
@@ -155,6 +159,17 @@ class LauncherState:
     def captures_attention(self) -> bool:
         """True if Megatron's CUDA graphs hold attention; its batches then stay as they are."""
         return captures_attention(self.args)
+
+    def joins_samples(self) -> bool:
+        """True if the samples of a microbatch become one stream of several."""
+        return bool(self.args.micro_batch_size > 1) and not self.captures_attention()
+
+    def stream_shape(self, length: int, count: int, model_config: Any) -> tuple[int, int]:
+        """(seq_length, micro_batch_size) that Megatron's schedules and buffers have for ``count``
+        samples of ``length`` tokens: one stream, padded as the plan pads it; or Megatron's own."""
+        if self.captures_attention():
+            return length, count
+        return pipeline_seq_length(length * count, model_config, self.options.config), 1
 
     def cp_group(self) -> Any:
         """The context-parallel group; None for one rank."""

@@ -103,7 +103,7 @@ def test_plain_batches_are_causal(batch: int, scale: float | None) -> None:
 def test_every_plain_batch_of_a_shape_has_the_same_plan() -> None:
     """A CUDA graph repeats it, with magi's settings of the model."""
     core = attention(model())
-    core.magi_config = MagiConfig(deterministic=True)
+    core.attach(MagiConfig(deterministic=True))
     plan, _ = core._plan_and_group(None, 12, 2)
     assert plan.config.deterministic and plan.layout.total_seqlen == 24
     assert core._plan_and_group(None, 12, 2)[0] is plan
@@ -120,7 +120,7 @@ def test_a_graph_that_holds_attention_takes_no_plan() -> None:
 def test_a_plain_batch_is_never_padded() -> None:
     """Nobody could take the padding off, whatever chunks and layers ask for."""
     core = attention(model(fp8="hybrid"))
-    core.magi_config = MagiConfig(chunk_size=8)
+    core.attach(MagiConfig(chunk_size=8))
     assert core(*qkv(11, 3), None).shape == (11, 3, HEADS * DIM)
 
 
