@@ -12,7 +12,7 @@ from tools.record_table import Row, pivot
 PEERS = ("cudnn", "flex", "fa3", "fa4")
 FLASH = ("fa3", "fa4")
 HEAD_START_MS = 5.0
-"""That the host has in a round of benchmarks/distributed/attn.py."""
+"""That the host has in a round of benchmarks/distributed/slowest_rank.py."""
 
 
 def kernel_rows(*records: Record) -> list[Row]:

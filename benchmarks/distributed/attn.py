@@ -49,7 +49,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -71,6 +71,7 @@ from benchmarks.distributed.flash import FA3, FlashKernel, missing, refuses
 from benchmarks.distributed.packs import pack, packs
 from benchmarks.distributed.peers import Ring, Ulysses
 from benchmarks.distributed.ranks import join
+from benchmarks.distributed.slowest_rank import nothing, timed
 from benchmarks.distributed.te import (
     METHODS,
     TransformerEngine,
@@ -109,8 +110,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 """CUDA reads it when a process first touches a GPU; Megatron sets it to 1."""
 WARM_ROUNDS = 2
-HEAD_START_MS = 5.0  # of the host; ours needs less than 1 ms for a call, TransformerEngine more
-CYCLES_PER_MS = 2_000_000
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
@@ -214,39 +213,6 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
     if name.endswith(FA3):
         x = dataclasses.replace(x, flash=FlashKernel(x.mask))
     return RIVALS[method(name)](x)
-
-
-def timed(
-    call: Callable[[], object], prepare: Callable[[], object], device: torch.device
-) -> tuple[float, float]:
-    """Milliseconds of the slowest rank and of its host; all begin together, once prepared."""
-    prepare()
-    together = torch.zeros(1, device=device)
-    if device.type == "cuda":
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(int(HEAD_START_MS * CYCLES_PER_MS))
-        dist.all_reduce(together)  # last: clocks differ, and with them the end of the sleep
-        begin.record()
-        began = time.perf_counter()
-        call()
-        host = time.perf_counter() - began
-        end.record()
-        end.synchronize()
-        took = begin.elapsed_time(end)
-    else:
-        dist.all_reduce(together)
-        began = time.perf_counter()
-        call()
-        host = time.perf_counter() - began
-        took = 1e3 * host
-    slowest = torch.tensor([took, 1e3 * host], device=device)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    ms, host_ms = slowest.tolist()
-    return ms, host_ms
-
-
-def nothing() -> None:
-    """What a forward needs before it is timed."""
 
 
 def disagreements(made: dict[str, Call]) -> Iterator[str]:

@@ -4,8 +4,8 @@
     python -m benchmarks.train.pretrain --megatron CHECKOUT agree --one-gpu --record FILE.json
 
 `agree`: losses and gradient norms of small bf16 models in several layouts, against stock attention
-at one rank. The other parts have layers of TransformerEngine: `flags` and `flags_4gpus`
-(pretrain_te.py); `te_speed_2gpus` and `te_speed_4gpus` next to its context parallelism,
+at one rank. The other parts have layers of TransformerEngine: `flags`, `flags_4gpus` and
+`delta_net` (pretrain_te.py); `te_speed_2gpus` and `te_speed_4gpus` next to its context parallelism,
 `balance_speed_2gpus` and `balance_speed_4gpus` on real lengths of documents, and `graph_speed` with
 attention in CUDA graphs (whole_steps.py). pairs.py says in what a stock case and its counterpart
 may differ.
@@ -38,7 +38,7 @@ from benchmarks.lib.options import at_least, positive
 from benchmarks.lib.record import describe
 from benchmarks.train.corpora import corpus
 from benchmarks.train.pretrain_cases import AGREE, WORK, Case, Flags
-from benchmarks.train.pretrain_te import flag_cases, four_gpu_cases
+from benchmarks.train.pretrain_te import delta_net_cases, flag_cases, four_gpu_cases
 from benchmarks.train.step_profile import read_profile
 from benchmarks.train.warm_ranks import Job, WarmRanks
 from benchmarks.train.whole_steps import balance_cases, graph_cases, whole_step_cases
@@ -50,6 +50,7 @@ PARTS: dict[str, Callable[[], list[Case]]] = {
     "agree": lambda: AGREE,
     "flags": flag_cases,
     "flags_4gpus": four_gpu_cases,
+    "delta_net": delta_net_cases,
     "graph_speed": graph_cases,
     "te_speed_2gpus": functools.partial(whole_step_cases, 2),
     "te_speed_4gpus": functools.partial(whole_step_cases, 4),

@@ -15,9 +15,9 @@ from megatron_magi.launcher.session import LauncherState
 from tests.launcher.few_arguments import arguments
 
 
-def launch() -> LauncherState:
-    """Of a job whose graphs hold the whole step."""
-    args = arguments(context_parallel_size=1, cuda_graph_impl="full_iteration")
+def launch(graphs: str = "full_iteration") -> LauncherState:
+    """Of a job whose graphs hold the whole step, or another's."""
+    args = arguments(context_parallel_size=1, micro_batch_size=3, cuda_graph_impl=graphs)
     return LauncherState(LauncherOptions(MagiConfig()), args, has_said_startup=True)
 
 
@@ -32,6 +32,13 @@ def test_a_model_gets_rows_without_plan_and_mask() -> None:
     _, given = model_hooks._give_plan(launch(), Model(), (rows, mask), {})
     assert given["input_ids"] is rows
     assert given["attention_mask"] is None and given.get("packed_seq_params") is None
+
+
+def test_schedules_and_buffers_keep_megatrons_sizes() -> None:
+    for graphs, shape in (("full_iteration", (96, 3)), ("none", (288, 1))):
+        state = launch(graphs)
+        assert state.stream_shape(96, 3, state.args) == shape
+        assert state.joins_samples() == (graphs == "none")
 
 
 def test_documents_are_refused_where_a_graph_would_ignore_them() -> None:

@@ -19,8 +19,9 @@ pytestmark = pytest.mark.skipif(
 )
 NUM_PAIRS = {
     "agree": 1,
-    "flags": 22,
+    "flags": 21,
     "flags_4gpus": 4,
+    "delta_net": 1,
     "graph_speed": 20,
     "te_speed_2gpus": 86,
     "te_speed_4gpus": 160,
