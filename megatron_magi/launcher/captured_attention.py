@@ -15,15 +15,14 @@ from megatron_magi.adapter.graphs import (
     graph_implementation,
     graph_names,
 )
-from megatron_magi.launcher.session import LauncherState, hook
+from megatron_magi.adapter.max_logit import SETTINGS as OF_MAX_LOGITS
+from megatron_magi.launcher.session import BY_CU_SEQLENS, LauncherState, hook
 from megatron_magi.launcher.state_refusals import PACKAGES, PATTERNS
 
+OF_DOCUMENTS = (*BY_CU_SEQLENS, "reset_attention_mask")
 OTHERS = {
-    "reset_attention_mask": "documents change from one microbatch to the next",
-    "dataloader_inter_document_masking": "documents change from one microbatch to the next",
-    "sft": "conversations change from one microbatch to the next",
-    "qk_clip": "a replay hands no logits to the optimizer",
-    "log_max_attention_logit": "a replay hands no logits to the log",
+    **dict.fromkeys(OF_DOCUMENTS, "documents change from one microbatch to the next"),
+    **dict.fromkeys(OF_MAX_LOGITS, "a replay hands out no logits"),
 }
 """Megatron's arguments that a captured attention cannot follow, with the reason."""
 
