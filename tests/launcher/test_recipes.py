@@ -199,6 +199,7 @@ def test_the_tiny_recipe_trains_with_and_without_the_flag(tmp_path: Path) -> Non
         done = subprocess.run(
             ["bash", str(LAUNCH), "tiny_llama_cpu", "--train-iters", "4", *constant, *flags],
             env={**{k: v for k, v in os.environ.items() if k not in ("DATA", "TOKENIZER")},
+                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # has torchrun
                  "GPUS": str(gpus), "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             cwd=tmp_path, capture_output=True, text=True, timeout=200,
         )  # fmt: skip
