@@ -160,7 +160,6 @@ PROGRAMS = [
 OTHERWISE = {
     "benchmarks/train/lost_gradients": "stands in for megatron_magi.run",
     "benchmarks/train/pretrain_named": "stands in for megatron_magi.run",
-    "benchmarks/train/pretrain_one_gpu": "does too",
     "benchmarks/train/pretrain_sft": "does too",
     "benchmarks/train/early_start": "is started by llama",
     "benchmarks/train/warm_rank": "is started by warm_ranks",
