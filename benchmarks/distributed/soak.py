@@ -2,7 +2,7 @@
 
     python -m benchmarks.distributed.soak --device cpu --ranks 4 --seconds 3600 --record FILE.json
     python -m benchmarks.distributed.soak --ranks 2 --iterations 10000       # GPUs, NCCL
-    python -m benchmarks.distributed.soak --ranks 2 --one-gpu                # sharing one, over gloo
+    python -m benchmarks.distributed.soak --ranks 2 --one-gpu                # which all share
 
 All ranks draw the same case from its number: a mask of a random kind and length, heads, stages,
 forward mode, transport, deterministic or not; half of the time a plan that was used before. Output,

@@ -150,11 +150,8 @@ def test_max_logits_are_refused_below_a_dispatch_mode() -> None:
 @pytest.mark.parametrize(
     "arguments, text",
     [
-        ({"index_attn": True}, "keys must be chosen by ranges, got index_attn=True"),
         ({"index_attn_indices": torch.zeros(4, 2, 1)}, "got index_attn=False, indices"),
-        ({"q_block_size": 64}, r"block sizes \(64, 1\); write the chosen keys as q_ranges"),
         ({"k_block_size": 8}, r"block sizes \(1, 8\)"),
-        ({"sink": torch.zeros(1, 2, 8), "sink_layout": "shd"}, "got sink_layout 'shd'; add the"),
     ],
 )
 def test_refused_with_meaning(arguments: dict[str, Any], text: str) -> None:
