@@ -125,7 +125,7 @@ def test_what_a_program_needs_is_said_before_it_starts_anything(
 
 
 TABLES = [
-    ("benchmarks.planner.plans", "--table"),
+    ("benchmarks.planner.layouts", "--table"),
     ("tools.fit_schedule", ""),
 ]
 
