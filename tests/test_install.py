@@ -1,7 +1,4 @@
-"""What somebody sees whose environment lacks something: fresh ones, without pip or a compiler.
-
-`tools/check_install.py` sees the same through pip, which compiles the planner (minutes).
-"""
+"""What somebody sees whose environment lacks something: fresh ones, without pip or a compiler."""
 
 from __future__ import annotations
 

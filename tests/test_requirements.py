@@ -90,35 +90,11 @@ def test_an_installed_package_without_its_planner_is_installed_anew(package: Pat
     )
 
 
-def test_a_checkout_is_compiled_where_it_is(package: Path) -> None:
-    (package.parent / "setup.py").touch()
-    (package / "_solver.pyi").touch()  # its types, and no planner
-    said = planner_error()
-    assert f"got {package} without it" in said
-    assert said.endswith(f"run `{Path(sys.executable).name} -m pip install -e {package.parent}`")
-
-
-def test_a_planner_of_another_python_is_named(package: Path) -> None:
-    (package / "_solver.cpython-27-x86_64-linux-gnu.so").touch()
-    assert "that is not for this Python" in planner_error()
-    assert "(_solver.cpython-27-x86_64-linux-gnu.so)" in planner_error()
-
-
 def test_a_planner_that_does_not_load_is_said_to_be_there(package: Path) -> None:
     (package / f"_solver{SUFFIX}").touch()
     said = planner_error()
     assert f"got one in {package} that does not load (" in said
     assert "an installed copy" not in said, "this one is no other copy"
-
-
-def test_an_installed_copy_behind_a_checkout_is_found(package: Path, tmp_path: Path) -> None:
-    for name in ("without", "with"):
-        (tmp_path / name / "megatron_magi").mkdir(parents=True)
-        sys.path.append(str(tmp_path / name))
-    installed = tmp_path / "with" / "megatron_magi"
-    (installed / f"_solver{SUFFIX}").touch()
-    said = planner_error()
-    assert f"an installed copy with a planner is in {installed}: start Python outside" in said
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
     python -m benchmarks.distributed.soak --device cpu --ranks 4 --seconds 3600 --record FILE.json
     python -m benchmarks.distributed.soak --ranks 2 --iterations 10000       # GPUs, NCCL
-    python -m benchmarks.distributed.soak --ranks 2 --one-gpu                # see ../lib/one_gpu.py
+    python -m benchmarks.distributed.soak --ranks 2 --one-gpu                # which all share
 
 All ranks draw the same case from its number: a mask of a random kind and length, heads, stages,
 forward mode, transport, deterministic or not; half of the time a plan that was used before. Output,
@@ -17,6 +17,7 @@ import argparse
 import ctypes
 import gc
 import json
+import os
 import platform
 import random
 import statistics
@@ -34,7 +35,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 import megatron_magi as magi
-from benchmarks.lib.one_gpu import allow_sharing
 from benchmarks.lib.options import at_least, positive
 from benchmarks.lib.record import describe
 from benchmarks.lib.timing import difference
@@ -236,7 +236,7 @@ def serve(rank: int, args: argparse.Namespace, store: str, results: Any) -> None
     gpu = 0 if args.one_gpu else rank
     device = torch.device(args.device, gpu) if args.device == "cuda" else torch.device("cpu")
     if args.one_gpu:
-        allow_sharing()
+        _allow_sharing()
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
@@ -254,6 +254,15 @@ def serve(rank: int, args: argparse.Namespace, store: str, results: Any) -> None
         results.put({"rank": rank, "num_wrong": len(soak.wrong), "wrong": shown, **facts})
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _allow_sharing() -> None:
+    """Let this process read the memory of others on its GPU, before it touches one; NCCL takes one
+    rank a GPU."""
+    os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+    from megatron_magi.core.comm import transport_choice
+
+    transport_choice._why_not = lambda group, like: ""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,7 +1,6 @@
 """Time to plan, balance and rows received on packed documents; writes a dated record.
 
     python -m benchmarks.planner.plans [--packs 20] [--quick] [--out benchmarks/records/....json]
-    python -m benchmarks.planner.plans --table benchmarks/records/....json   # Markdown of a record
 
 Every number is one core's. "own" is the number of rows of a rank: received 0.5 own means that a
 rank of 8192 rows receives 4096 rows, mean over ranks and packs. Documents are causal and packed
@@ -25,7 +24,6 @@ import numpy as np
 
 from benchmarks.lib.command import command_line
 from benchmarks.lib.options import at_least, new_file
-from benchmarks.lib.record import record_of
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.config import CostTable, MagiConfig
@@ -35,8 +33,6 @@ from megatron_magi.core.plan.token_layout import choose_token_layout
 
 HEADS = HeadShape(64, 8, 128)
 SEED = 42
-KEYS = ("what", "distribution", "cut", "cp_size", "tokens_per_rank")
-"""What the tables read of every row."""
 
 # Share of documents (percent) per bin of lengths; lengths are uniform inside a bin.
 DISTRIBUTIONS: dict[str, tuple[list[int], list[float]]] = {
@@ -228,55 +224,6 @@ def show_speed(row: dict[str, Any], setting: Setting) -> None:
         print(f"{setting!s:26} | speed {name} {row[name]}", flush=True)
 
 
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def setting_cells(row: dict[str, Any]) -> list[str]:
-    documents = f"{row['distribution']}, {'cut' if row['cut'] else 'uncut'}"
-    return [documents, str(row["cp_size"]), f"{row['tokens_per_rank'] // 1024}K"]
-
-
-def table(record: dict[str, Any]) -> str:
-    """Markdown: rows received (own = 1), imbalance (mean / max over packs) and time."""
-    head = ["documents", "cp", "tokens per rank"]
-    methods = {
-        "lpt_2048": "LPT, chunk 2048",
-        "lpt_fine": "LPT, chunk 512",
-        "swap_fine": "search, chunk 512",
-        "swap_auto": "search, own chunk",
-    }
-    quality, budget, speed = [], [], []
-    budgets = ["0", "2000", "20000", "default", "1000000"]
-    for row in record["rows"]:
-        if row["what"] == "quality":
-            cells = [
-                f"{c['received_own']:.2f}, {c['imbalance_mean']:.3f} / {c['imbalance_max']:.3f}, "
-                f"{c['plan_ms_p50']:.1f} ms"
-                for c in (row[name] for name in methods)
-            ]
-            quality.append(setting_cells(row) + cells)
-        elif row["what"] == "budget":
-            cells = [
-                f"{c['received_own']:.2f}, {c['plan_ms_p50']:.1f} ms"
-                for c in (row[name] for name in budgets)
-            ]
-            budget.append(setting_cells(row) + cells)
-        else:
-            for name in ("lpt", "swap"):
-                c = row[name]
-                cells = [f"{c[f'{part}_ms_p50']:.2f}" for part in ("dispatch", "plan", "rank_view")]
-                speed.append([*setting_cells(row), name, str(c["chunks"]), *cells])
-    parts = ["token layout ms", "plan ms", "rank view ms"]
-    tables = [
-        markdown(head + list(methods.values()), quality),
-        markdown(head + [f"{b} trials" for b in budgets], budget),
-        markdown([*head, "balancer", "chunks", *parts], speed),
-    ]
-    return "\n\n".join(tables)
-
-
 def meta() -> dict[str, Any]:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
@@ -304,11 +251,7 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="cp 4 and 8, cut documents only")
     parser.add_argument("--out", type=new_file, help="record to write")
-    parser.add_argument("--table", type=Path, help="print a record as Markdown and stop")
     given = parser.parse_args()
-    if given.table:
-        print(table(record_of(given.table, "benchmarks.planner.plans", KEYS)))
-        return
     record = {"meta": meta(), "rows": run(given.packs, given.quick)}
     if given.out:
         given.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -2,8 +2,6 @@
 
     python -m benchmarks.train.llama weights gradients --data PREFIX --out OUT --gpus 0,1,2,3 \\
         -- --tokenizer-type NullTokenizer
-    python -m benchmarks.train.llama curves ... --detach     goes on when this command ends
-    python -m benchmarks.train.llama --status --out OUT      what runs, what ended, and how
 
 Each run is the packaged pretrain script with the recipe's flags, those of its case
 (llama_cases.py), and what follows `--`. Runs take the GPUs that are free, in this order; those that
@@ -39,11 +37,6 @@ MOST_AT_ONCE = 12
 
 def main() -> int:
     options = parse()
-    if options.status:
-        print("\n".join(status(options.out)))
-        return 0
-    if options.detach:
-        return detach(options.out)
     chosen = [case for name in options.groups for case in GROUPS[name]() if wanted(case, options)]
     wide = [case.name for case in chosen if case.gpus > len(options.gpus)]
     if wide and not options.fewer:
@@ -62,8 +55,9 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = CommandParser(description=__doc__.splitlines()[0])
-    parser.add_argument("groups", nargs="*", choices=[*GROUPS, []], metavar="GROUP",
-                        help=", ".join(GROUPS))  # fmt: skip
+    parser.add_argument(
+        "groups", nargs="+", choices=GROUPS, metavar="GROUP", help=", ".join(GROUPS)
+    )
     parser.add_argument("--out", type=Path, required=True, help="a folder for each run")
     parser.add_argument("--data", default="mock", help="prefix of the packed text (default: mock)")
     parser.add_argument("--recipe", default=RECIPE)
@@ -72,8 +66,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], metavar="RUNS")
     parser.add_argument("--fewer", action="store_true", help="leave out runs of more GPUs")
     parser.add_argument("--limit-s", type=at_least(1), default=1200, help="of a run")
-    parser.add_argument("--detach", action="store_true", help="start a queue and return")
-    parser.add_argument("--status", action="store_true", help="say how the runs stand")
     words, _, more = " ".join(sys.argv[1:]).partition(" -- ")
     options = parser.parse_args(words.split())
     options.more = more.split()
@@ -83,32 +75,6 @@ def parse() -> argparse.Namespace:
 def wanted(case: Case, options: argparse.Namespace) -> bool:
     """Whether --only names it, or nothing."""
     return not options.only or case.name in options.only
-
-
-def detach(out: Path) -> int:
-    """Start this command again in a session of its own, which outlives the caller's."""
-    out.mkdir(parents=True, exist_ok=True)
-    words = [word for word in sys.argv[1:] if word != "--detach"]
-    with (out / "queue.log").open("a") as log:
-        started = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.train.llama", *words],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
-    print(f"queue {started.pid}; {out}/queue.log says what it does")
-    return 0
-
-
-def status(out: Path) -> list[str]:
-    """A line for each run that was begun."""
-    lines = []
-    for log in sorted(out.glob(f"*/{LOG}"), key=lambda path: path.stat().st_mtime):
-        ended = log.parent / ENDED
-        facts = json.loads(ended.read_text()) if ended.is_file() else {}
-        code = facts.get("code")
-        how = "runs" if code is None else "ended well" if code == 0 else f"failed, exit code {code}"
-        last = next((x for x in reversed(log.read_text().splitlines()) if " iteration " in x), "")
-        lines.append(f"{log.parent.name}: {how}; {last.strip()[:160]}")
-    return lines
 
 
 ROUNDING = 1e-6

@@ -1,7 +1,6 @@
 """Megatron's own pretrain_gpt.py with and without our flag, on the GPUs of one host.
 
     python -m benchmarks.train.pretrain --megatron CHECKOUT agree --record FILE.json
-    python -m benchmarks.train.pretrain --megatron CHECKOUT agree --one-gpu --record FILE.json
 
 `agree`: losses and gradient norms of small bf16 models in several layouts, against stock attention
 at one rank. The other parts have layers of TransformerEngine: `flags`, `flags_4gpus` and
@@ -11,8 +10,7 @@ attention in CUDA graphs (whole_steps.py). pairs.py says in what a stock case an
 may differ.
 Every case has processes of its own under CUDA_DEVICE_MAX_CONNECTIONS=1, which have imported all
 packages before it begins (warm_ranks.py). The cases of parts with `speed` come in random order in
-every round, and no process imports while one is timed. corpora.py makes the data. With `--one-gpu`
-all ranks of a case share one GPU (pretrain_one_gpu.py).
+every round, and no process imports while one is timed. corpora.py makes the data.
 """
 
 from __future__ import annotations
@@ -145,7 +143,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--limit-s", type=positive, default=1e9, help="start no case after it")
     parser.add_argument("--only", nargs="*", help="cases whose name has one of these words")
     parser.add_argument("--case-limit-s", type=positive, default=180, help="stop a case after it")
-    parser.add_argument("--one-gpu", action="store_true", help="agree: ranks share a GPU")
     parser.add_argument("--commit")
     parser.add_argument(
         "--at-once", type=at_least(1), default=1, help="cases that share the GPUs: losses alone"
@@ -153,8 +150,6 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.at_once > 1 and "speed" in options.part:
         parser.error("--at-once is for losses: times of cases that share GPUs mean nothing")
-    if options.one_gpu and options.part != "agree":
-        parser.error("--one-gpu is for losses: times of ranks that share a GPU mean nothing")
     if not (options.megatron / "pretrain_gpt.py").is_file():
         parser.error(f"--megatron needs a checkout with pretrain_gpt.py, got {options.megatron}")
     if not options.record.parent.is_dir():
@@ -178,11 +173,10 @@ def run_case(
     case: Case, options: argparse.Namespace, shared: Round, pool: WarmRanks
 ) -> dict[str, Any]:
     """Run the script on warm ranks and read its log."""
-    backend: Flags = {"distributed-backend": "gloo"} if options.one_gpu else {}
-    given = words({**case.all_flags, **backend, "data-path": str(shared.data[case.documents])})
+    given = words({**case.all_flags, "data-path": str(shared.data[case.documents])})
     flags = [word.replace(WORK, str(shared.work)) for word in given]
     module = "megatron_magi.run" if "speed" in options.part else "benchmarks.train.pretrain_named"
-    module = "benchmarks.train.pretrain_one_gpu" if options.one_gpu else case.module or module
+    module = case.module or module
     script = str(options.megatron / case.script)
     started = time.monotonic()
     job = Job(case.gpus, module, [script, *flags], case.environment)

@@ -13,21 +13,6 @@ from tests.cli.compare_runs import ODD, PARAMETERS, Write, dump, judge, write_ru
 from tests.compare.saved_gradients import save_gradients, wgrads_path
 
 
-def test_the_worst_parameter_is_named(
-    capsys: Capture, family: tuple[str, str], write: Write
-) -> None:
-    # The largest error is not the worst: its noise is larger.
-    wrong = write("wrong", ODD, {PARAMETERS[0]: 0.29, PARAMETERS[1]: 0.02, PARAMETERS[2]: 0.01})
-    code, out, _ = run(capsys, "compare", family[0], str(wrong), "--noise", family[1],
-                       "--no-figure", "--loss-drop", "4.9")  # fmt: skip
-    (line,) = [text for text in out.splitlines() if "FAIL  gradients" in text]
-    assert code == 1 and f"{PARAMETERS[1]} at step 1: error 2.0e-02, noise 0.0e+00" in line
-    assert "counted as 3.9e-03" in line and "5.12 <= 3" in line
-    code, facts = judge(capsys, family, wrong, "--gradient-floor", "0.01")
-    assert code == 0 and facts["gates"]["gradients"]["value"] == pytest.approx(2.9, rel=1e-5)
-    assert judge(capsys, family, wrong, "--gradient-ratio", "6")[0] == 0
-
-
 def test_errors_travel_where_gradients_do_not(
     capsys: Capture, family: tuple[str, str], write: Write
 ) -> None:

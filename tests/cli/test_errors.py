@@ -160,13 +160,11 @@ PROGRAMS = [
 OTHERWISE = {
     "benchmarks/train/lost_gradients": "stands in for megatron_magi.run",
     "benchmarks/train/pretrain_named": "stands in for megatron_magi.run",
-    "benchmarks/train/pretrain_one_gpu": "does too",
     "benchmarks/train/pretrain_sft": "does too",
     "benchmarks/train/early_start": "is started by llama",
     "benchmarks/train/warm_rank": "is started by warm_ranks",
     "scripts/check_jobs": "is like check_hooks",
     "scripts/check_hooks": "runs where the package is not installed",
-    "tools/check_install": "installs the package",
 }
 
 
@@ -188,9 +186,9 @@ def test_programs_end_the_same_way(path: Path) -> None:
 
 
 def test_a_program_says_it_in_one_line() -> None:
-    program = [sys.executable, "-m", "benchmarks.planner.plans"]
+    program = [sys.executable, "-m", "benchmarks.planner.layouts"]
     for arguments, text in (
-        (["--tabel", "x"], "error: plans.py has no option --tabel; did you mean --table?"),
+        (["--tabel", "x"], "error: layouts.py has no option --tabel; did you mean --table?"),
         (["--table", "none"], "got No such file or directory: none; check the path"),
     ):
         done = subprocess.run([*program, *arguments], cwd=ROOT, capture_output=True, text=True)

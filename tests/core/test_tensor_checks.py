@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 
 import numpy as np
 import pytest
 import torch
 
-from megatron_magi.core.tensor_checks import device, fill, on_host, tensor
-
-
-def test_a_tensor_is_a_tensor_and_nothing_like_one() -> None:
-    tensor(torch.zeros(2), "q")
-    tensor(torch.nn.Parameter(torch.zeros(2)), "q")
-    with pytest.raises(TypeError, match=r"^q must be a Tensor, got ndarray float64 \[2\]; convert"):
-        tensor(np.zeros(2), "q")
+from megatron_magi.core.tensor_checks import device, fill, on_host
 
 
 def test_values_come_to_the_host_from_where_there_are_some() -> None:
@@ -46,20 +38,6 @@ def test_a_device_must_be_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(ValueError, match=f"got '{name}' with 0 GPUs"):
             device(name)
     assert device("meta").type == "meta", "only GPUs are counted"
-
-
-@pytest.mark.parametrize(
-    "bad, error, text",
-    [
-        ("gpu", ValueError, "where must be a torch device, got 'gpu'; pass 'cpu' or 'cuda'"),
-        (3, TypeError, "where must be a torch device, got 3; pass 'cpu' or 'cuda'"),
-        (None, TypeError, "where must be a torch device, got None; pass"),
-    ],
-)
-def test_what_is_no_device_is_refused(bad: object, error: type, text: str) -> None:
-    """0 and None mean the current GPU to PyTorch, and would hide a slip."""
-    with pytest.raises(error, match=f"^{re.escape(text)}"):
-        device(bad, "where")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])

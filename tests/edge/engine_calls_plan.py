@@ -30,27 +30,19 @@ PLANNING = [
         {"layout": PLAN.layout, "shift": 3, "rank": 0},
         {"layout": kind.LAYOUT, "shift": INT, "rank": COUNT.also((1, "got 1"))},
     ),
-    Call(
-        "contiguous_layout",
-        planning.contiguous_layout,
-        {"total_seqlen": 16, "cp_size": 2, "config": magi.MagiConfig()},
-        {
-            "total_seqlen": COUNT,
-            "cp_size": POSITIVE,
-            "config": kind.config("MagiConfig").also((None, "must be a MagiConfig")),
-            "token_multiple": POSITIVE,
-        },
-    ),
-    Call(
-        "num_local_tokens",
-        planning.num_local_tokens,
-        {"total_seqlen": 16, "cp_size": 2, "config": magi.MagiConfig()},
-        {
-            "total_seqlen": COUNT,
-            "cp_size": POSITIVE,
-            "config": kind.config("MagiConfig").also((None, "must be a MagiConfig")),
-            "token_multiple": POSITIVE,
-        },
+    *(
+        Call(
+            name,
+            getattr(planning, name),
+            {"total_seqlen": 16, "cp_size": 2, "config": magi.MagiConfig()},
+            {
+                "total_seqlen": COUNT,
+                "cp_size": POSITIVE,
+                "config": kind.config("MagiConfig").also((None, "must be a MagiConfig")),
+                "token_multiple": POSITIVE,
+            },
+        )
+        for name in ("contiguous_layout", "num_local_tokens")
     ),
     Call(
         "most_buffered_rows",

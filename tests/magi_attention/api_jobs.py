@@ -15,11 +15,12 @@ from tests.dense import (
     NAMES,
     assert_as_good,
     dense_attention,
+    dense_largest,
     gradients,
     random_qkv,
     summand_scales,
 )
-from tests.magi_attention.test_kernel_call import dense_max_logits, sink_attention
+from tests.magi_attention.test_kernel_call import sink_attention
 from tests.magi_attention.typed_masks import count_cells, random_typed
 from tests.process_pool import subgroup
 
@@ -208,7 +209,7 @@ def max_logits(rank: int, cp_size: int, degree: int | None) -> None:
         )
         local = [api.dispatch(x, key) for x in (q, k, v)]
         _, meta = api.calc_attn(*local, key, softmax_scale=0.7, return_max_logits=True)
-        torch.testing.assert_close(meta.max_logits, dense_max_logits(q, k, mask, 0.7))
+        torch.testing.assert_close(meta.max_logits, dense_largest(q, k, mask, 0.7))
 
 
 def meshes(rank: int, _: int) -> None:

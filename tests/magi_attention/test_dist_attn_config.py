@@ -38,40 +38,6 @@ def test_defaults_of_the_configs() -> None:
     )
 
 
-def test_an_uneven_shard_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match=r"got DispatchConfig\(uneven_shard=True\)"):
-        api.DispatchConfig(uneven_shard=True)
-
-
-@pytest.mark.parametrize(
-    "make, text",
-    [
-        (lambda: api.DispatchConfig(chunk_size=0), "chunk_size must be at least 1, got 0"),
-        (lambda: api.OverlapConfig(degree=65), "degree must be between 0 and 64, got 65"),
-        (lambda: api.OverlapConfig(degree=-1), "degree must be between 0 and 64, got -1"),
-    ],
-)
-def test_wrong_values(make: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        make()
-
-
-@pytest.mark.parametrize(
-    "make, text",
-    [
-        (lambda: api.DispatchConfig(chunk_size=1.5), r"DispatchConfig\.chunk_size must be an int"),
-        (lambda: api.DispatchConfig(uneven_shard=0), "uneven_shard must be True or False, got 0"),
-        (lambda: api.OverlapConfig(degree=True), r"OverlapConfig\.degree must be an integer"),
-        (lambda: api.DistAttnConfig(MagiConfig()), "dispatch_config must be a DispatchConfig"),
-        (lambda: api.DistAttnConfig(overlap_config={}), r"got \{\}; pass OverlapConfig\(\)"),
-        (lambda: api.DistAttnConfig(magi_config=None), "magi_config must be a MagiConfig, got No"),
-    ],
-)
-def test_values_of_another_kind(make: Any, text: str) -> None:
-    with pytest.raises(TypeError, match=text):
-        make()
-
-
 def test_equal_numbers_of_other_libraries_make_equal_configs() -> None:
     spelled = api.DispatchConfig(chunk_size=np.int64(4)), api.OverlapConfig(degree=np.int32(3))
     plain = api.DispatchConfig(chunk_size=4), api.OverlapConfig(degree=3)

@@ -142,10 +142,6 @@ def test_type_codes_describe_cells_exactly(seed: int) -> None:
     "arguments, text",
     [
         (([0, 4], [0, 4], True, (2, 0)), "causal must be False with a window, got causal"),
-        (([0, 4], [0, 4], False, (-2, 0)), r"each >= -1, got \(-2, 0\); use -1"),
-        (([0, 4], [0, 4], False, (2, 0), -1), "global_window_size must be at least 0, got -1"),
-        (([1, 4], [0, 4]), "cu_seqlens_q must be integer prefix sums"),
-        (([0, 4], [0, 4, 3]), "cu_seqlens_k must be integer prefix sums"),
         (([0, 4], [0, 2, 4]), "must name the same documents, got 1 and 2"),
         (([0, 2**31], [0, 4]), "cu_seqlens_q must be .* below 2\\^31"),
     ],

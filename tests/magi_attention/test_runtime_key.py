@@ -11,11 +11,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-import megatron_magi as magi
 from megatron_magi import magi_attention as api
 from megatron_magi.core.runtime.plan_cache import cached_plan
 from megatron_magi.magi_attention import runtime_key
-from megatron_magi.magi_attention.runtime_key import check_config, check_key, flat_group, remember
+from megatron_magi.magi_attention.runtime_key import flat_group, remember
 from tests.magi_attention.one_rank import flex_key, varlen_key
 
 
@@ -104,32 +103,6 @@ def test_keys_differ_in_every_field(field: str, world: dist.ProcessGroup) -> Non
     }
     other = dataclasses.replace(key, **{field: others[field]})
     assert other != key and len({key, other, dataclasses.replace(other)}) == 2
-
-
-@pytest.mark.parametrize(
-    "field, text",
-    [
-        ("plan", "plan must be an AttnPlan, got 3; make one with megatron_magi.plan"),
-        ("cp_group", "cp_group must be a ProcessGroup, a 1-D or 2-D DeviceMesh or None, got int"),
-        ("dist_attn_config", r"dist_attn_config must be a DistAttnConfig, got 3; pass DistAttn"),
-    ],
-)
-def test_a_key_of_anything_else_is_refused(field: str, text: str) -> None:
-    with pytest.raises(TypeError, match=text):
-        dataclasses.replace(varlen_key(), **{field: 3})
-
-
-def test_checks_say_how_to_get_a_key_and_a_config() -> None:
-    check_key(varlen_key())
-    check_config(api.DistAttnConfig())
-    for bad in (varlen_key().plan, None):
-        text = "other must be a DistAttnRuntimeKey, got .*; make one with magi_attn_varlen_key or"
-        with pytest.raises(TypeError, match=text):
-            check_key(bad, "other")
-        with pytest.raises(TypeError, match="key must be a DistAttnRuntimeKey"):
-            remember(bad)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"must be a DistAttnConfig, got MagiConfig.*; pass Dist"):
-        check_config(magi.MagiConfig())
 
 
 def test_every_group_has_its_own_most_recent_key(world: dist.ProcessGroup) -> None:

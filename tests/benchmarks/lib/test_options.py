@@ -68,7 +68,6 @@ NOTHING = [
         ("benchmarks.distributed.attn", word)
         for word in ("--rounds -1", "--heads 4", "--head-dim 0")
     ),
-    ("benchmarks.distributed.host", "--calls 0"),
     *(
         ("benchmarks.kernel.speed", f"{name} 0")
         for name in ("--seqlens", "--rounds", "--value-dim")
@@ -86,11 +85,7 @@ NOTHING = [
     *(("tools.simulate_scale", f"{name} 0") for name in ("--packs", "--cp", "--tokens")),
 ]
 PLANNING = ("benchmarks.planner.plans", "benchmarks.planner.work_lists", "tools.simulate_scale")
-WRITING = {
-    (name, "--record")
-    for name, _ in NOTHING
-    if name not in ("benchmarks.distributed.host", *PLANNING)
-}
+WRITING = {(name, "--record") for name, _ in NOTHING if name not in PLANNING}
 WRITING |= {(name, "--out") for name in PLANNING}
 
 
@@ -130,7 +125,7 @@ def test_what_a_program_needs_is_said_before_it_starts_anything(
 
 
 TABLES = [
-    ("benchmarks.planner.plans", "--table"),
+    ("benchmarks.planner.layouts", "--table"),
     ("tools.fit_schedule", ""),
 ]
 

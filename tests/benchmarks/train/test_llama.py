@@ -71,9 +71,6 @@ def test_runs_have_gpus_of_their_own_and_are_not_made_twice(
     started.clear()
     assert llama.Queue(options(tmp_path)).make(cases) == 3
     assert len(started) == 1, "those that ended well stay"
-    said = llama.status(tmp_path)
-    assert any(x.startswith("one: ended well; iteration 1/1") for x in said), said
-    assert any(x.startswith("bad: failed, exit code 3") for x in said)
 
 
 def test_a_run_of_all_gpus_imports_while_another_trains(

@@ -11,7 +11,7 @@ import torch
 
 from megatron_magi import masks
 from megatron_magi.core.kernel.backend import AttnCall
-from megatron_magi.core.kernel.hopper import HopperBackend, choice
+from megatron_magi.core.kernel.hopper import choice
 from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 from megatron_magi.core.kernel.slice_table import SliceTable
 from tests.core.kernel.cuda_forward_cases import (
@@ -257,48 +257,3 @@ def test_largest_logits_beside_those_that_are_known(dtype: torch.dtype) -> None:
         most = torch.full((8,), -torch.inf, device="cuda")
         run_variant(case, mask, variant, (q, broken, v), most)
         torch.testing.assert_close(most.double(), of_others, rtol=1e-5, atol=1e-5)
-
-
-def test_nan_stays_in_its_row() -> None:
-    mask = masks.causal(200)
-    q, k, v = draw(Case("", (1, 1)), mask, 4)
-    q[50] = torch.nan
-    out, lse = backend().forward(AttnCall(q, k, v, table_of(mask), 0.1))
-    bad = out.isnan().any(-1).any(-1)
-    assert bad[50] and bad.sum() == 1 and lse.isnan().sum() == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "match"),
-    [
-        (
-            dict(head_dim=272),
-            NotImplementedError,
-            "up to 256 and values up to 256, got 272 and 272",
-        ),
-        (dict(tokens=90), ValueError, "lengths the slices were made for, 100 and 100, got 90"),
-        (dict(out_dtype=torch.float16), TypeError, "out_dtype must be torch.bfloat16"),
-        (dict(prev=BF16), TypeError, "earlier result must be fp32"),
-        (
-            dict(scale=0.0),
-            ValueError,
-            r"softmax_scale must be at least 1e-\d+ in .* and finite, got 0.0; move",
-        ),
-    ],
-)
-def test_bad_input_is_named(change: dict, error: type[Exception], match: str) -> None:
-    mask = masks.causal(100)
-    case = Case("", (2, 2), change.get("head_dim", 128))
-    q, k, v = draw(case, mask, 5)
-    q = q[: change.get("tokens", 100)]
-    prev = None
-    if "prev" in change:
-        prev = (torch.zeros_like(q), torch.zeros(q.shape[:2], device="cuda"))
-    with pytest.raises(error, match=match):
-        call = AttnCall(q, k, v, table_of(mask), change.get("scale", 0.1))
-        backend().forward(call, prev=prev, out_dtype=change.get("out_dtype"))
-
-
-def test_dtype_without_kernel_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="take bf16 and fp16, got torch"):
-        HopperBackend(torch.device("cuda"), FP32)

@@ -117,12 +117,6 @@ def test_a_slice_is_a_value_that_sorts() -> None:
         first.q_start = 1  # type: ignore[misc]
 
 
-def test_slices_come_in_a_list() -> None:
-    for alone in (AttnSlice(0, 1, 0, 1), 5, None):
-        with pytest.raises(TypeError, match=r"list of AttnSlice or an array.*put the slices in"):
-            as_slices(alone)  # type: ignore[arg-type]
-
-
 def test_no_ranges_are_no_slices() -> None:
     assert slices_from_ranges([], [], []).shape == (0, 6)
 

@@ -41,17 +41,14 @@ def test_answers_to_one_prompt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "parents", "error", "text"),
+    ("lengths", "parents", "text"),
     [
-        ((2, 0), (-1, 0), ValueError, "nodes of 1 token or more, got node lengths .2, 0."),
-        ((), (), ValueError, "nodes of 1 token or more"),
-        ((2, 2), (-1,), ValueError, "must pair up, got 2 and 1"),
-        ((2, 2), (-1, 1), ValueError, "must be an earlier node or -1, got 1 for node 1"),
-        (("a",), (-1,), TypeError, "node_lengths must .*integers"),
+        ((2, 0), (-1, 0), "nodes of 1 token or more, got node lengths .2, 0."),
+        ((), (), "nodes of 1 token or more"),
+        ((2, 2), (-1,), "must pair up, got 2 and 1"),
+        ((2, 2), (-1, 1), "must be an earlier node or -1, got 1 for node 1"),
     ],
 )
-def test_what_is_no_tree_is_refused(
-    lengths: tuple, parents: tuple, error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
+def test_what_is_no_tree_is_refused(lengths: tuple, parents: tuple, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
         PrefixTree(lengths, parents)

@@ -63,18 +63,9 @@ def test_another_planner_version_is_another_plan(monkeypatch):
     assert made[0].digest != made[1].digest and made[0] != made[1]
 
 
-def test_bad_ranks_are_refused():
+def test_owners_and_heads_that_do_not_divide_are_refused():
     plan = make_attn_plan(packed_causal(128), 4, HEADS, magi_config())
-    for call in (plan.rank_plan, plan.layout.position_ids, plan.layout.local_ranges):
-        with pytest.raises(ValueError, match=r"rank must be in \[0, cp_size = 4\), got 4"):
-            call(4)
     with pytest.raises(ValueError, match="every rank must own the same number of chunks"):
         replace(plan.layout, chunk_ranks=np.zeros(4, np.int32))
-    with pytest.raises(ValueError, match="multiple of cp_size = 4"):
-        replace(plan.layout, chunk_ranks=np.zeros(3, np.int32))
-    with pytest.raises(TypeError, match=r"must be a HeadShape, got \(4, 2, 16\); pass HeadShape"):
-        make_attn_plan(packed_causal(64), 2, (4, 2, 16), magi_config())
     with pytest.raises(ValueError, match="num_heads_q must be a multiple of num_heads_kv"):
         HeadShape(8, 3, 64)
-    with pytest.raises(ValueError, match="head_dim must be an integer from 1 to 65536, got 0"):
-        HeadShape(8, 4, 0)

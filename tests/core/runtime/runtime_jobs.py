@@ -8,7 +8,6 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 import megatron_magi as magi
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
@@ -40,15 +39,13 @@ SHAPE = HeadShape(4, 2, 8)
 
 def run_attention(
     mask: AttnMask, config: MagiConfig, group: Any, dtype: torch.dtype, seed: int,
-    layout_mask: AttnMask | None = None, shape: HeadShape = SHAPE,
+    shape: HeadShape = SHAPE,
 ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:  # fmt: skip
     """Dispatch, attend, undispatch, backward: full tensors out of a full sequence."""
     dims = shape.head_dim, shape.value_dim
     q, k, v, dout = random_qkv(mask, shape.num_heads_q, shape.num_heads_kv, dims, dtype, seed)
-    plan = magi.plan(layout_mask or mask, group, shape, config)
+    plan = magi.plan(mask, group, shape, config)
     local = [magi.dispatch(x, plan, group) for x in (q, k, v)]
-    if layout_mask is not None:
-        plan = magi.plan(mask, group, shape, config, layout=plan.layout)
     out_local, lse_local = magi.dist_attn(*local, plan, group)
     out, lse = magi.undispatch(out_local, plan, group), magi.undispatch(lse_local, plan, group)
     grads = torch.autograd.grad(out, (q, k, v), dout)
@@ -57,9 +54,9 @@ def run_attention(
 
 def check_against_dense(
     mask: AttnMask, config: MagiConfig, group: Any, dtype: torch.dtype, seed: int,
-    layout_mask: AttnMask | None = None, shape: HeadShape = SHAPE,
+    shape: HeadShape = SHAPE,
 ) -> None:  # fmt: skip
-    ours, (q, k, v, dout) = run_attention(mask, config, group, dtype, seed, layout_mask, shape)
+    ours, (q, k, v, dout) = run_attention(mask, config, group, dtype, seed, shape)
     exact = gradients(q, k, v, dout, mask, torch.float64)
     same = gradients(q, k, v, dout, mask, dtype)
     assert_as_good(ours, exact, same, dtype, summand_scales(exact, q, k, v, dout))
@@ -203,15 +200,6 @@ def wire_dtype(
     with mock.patch.object(staged_backward, "reduce_rows", spy):
         check_against_dense(NAMED[name], config, group, dtype, seed=len(name))
     assert seen and set(seen) == {torch.float32 if in_fp32 else dtype}
-
-
-def second_mask(rank: int, cp_size: int) -> None:
-    """A sliding window on the layout that was balanced for the full causal mask."""
-    group = subgroup(cp_size)
-    if rank < cp_size:
-        window = masks.sliding_window(80, (9, 0))
-        config = magi_config(overlap_degree=1)
-        check_against_dense(window, config, group, torch.float64, 1, masks.causal(80))
 
 
 def mask_per_head_group(rank: int, cp_size: int) -> None:
@@ -359,14 +347,6 @@ def gradient_of_lse(rank: int, cp_size: int) -> None:
     want = torch.autograd.grad((dense_attention(q, k, v, mask, 8**-0.5)[1] * weight).sum(), (q, k))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b)
-
-
-def one_dimensional_mesh(rank: int, cp_size: int) -> None:
-    subgroup(cp_size)
-    if rank >= cp_size:
-        return
-    mesh = DeviceMesh.from_group(subgroup(cp_size), "cpu")
-    check_against_dense(NAMED["packed"], magi_config(), mesh, torch.float64, 4)
 
 
 def absent_rank(rank: int, num_batches: int) -> str:

@@ -62,16 +62,6 @@ def test_equal_plans_have_their_own() -> None:
     assert first == second and prepare(first, 0, CPU) is not prepare(second, 0, CPU)
 
 
-def test_what_is_no_plan_rank_or_device_is_refused() -> None:
-    plan = make_plan()
-    with pytest.raises(TypeError, match="plan must be an AttnPlan"):
-        prepare(plan.layout, 0, CPU)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="cp_group as a rank must be between 0 and 2, got 3"):
-        prepare(plan, 3, CPU)
-    with pytest.raises(ValueError, match="device must be a torch device"):
-        prepare(plan, 0, "no such device")
-
-
 def use(plan: AttnPlan) -> list[object]:
     """All that is kept with a plan and its layout, by weak reference."""
     ready = prepare(plan, 0, CPU)

@@ -63,9 +63,3 @@ def test_keys_of_another_length_are_refused() -> None:
     q, k = torch.zeros(4, 4, 8), torch.zeros(4, 2, 8)
     with pytest.raises(ValueError, match="k must hold this rank's 12 tokens, got 4"):
         magi.dist_attn(q, k, k, plan, None)
-
-
-def test_a_side_is_queries_or_keys() -> None:
-    plan = magi.plan(magi.masks.causal(4), 1, HeadShape(4, 2, 8))
-    with pytest.raises(ValueError, match="side must be 'queries' or 'keys', got 'values'"):
-        magi.dispatch(torch.zeros(4), plan, None, side="values")

@@ -33,10 +33,6 @@ def test_low_precision_is_as_good_as_one_process(dtype: torch.dtype) -> None:
     pool(WORLD).run(jobs.named_mask, 4, LATENT, "packed", dtype)
 
 
-def test_two_runs_give_equal_bits() -> None:
-    pool(WORLD).run(jobs.equal_bits, 4, LATENT)
-
-
 @pytest.mark.parametrize("in_fp32", [True, False])
 @pytest.mark.parametrize("degree", [0, 2, "local_first"])
 @pytest.mark.parametrize("cp_size", [2, 3])

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import megatron_magi as magi
-from megatron_magi import HeadShape, MagiConfig, masks
-from tests.core.runtime.runtime_jobs import NAMED, check_against_dense, run_attention, staged
-from tests.dense import NAMES, random_mask
+from megatron_magi import HeadShape, masks
+from tests.core.runtime.runtime_jobs import NAMED, check_against_dense, staged
+from tests.dense import random_mask
 from tests.process_pool import subgroup
 
 
@@ -36,19 +36,6 @@ def named_mask(rank: int, cp_size: int, shape: HeadShape, name: str, dtype: torc
     group = subgroup(cp_size)
     if rank < cp_size:
         check_against_dense(NAMED[name], staged(2), group, dtype, seed=len(name), shape=shape)
-
-
-def equal_bits(rank: int, cp_size: int, shape: HeadShape) -> None:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
-    config = MagiConfig(overlap_degree=2)
-    runs = [
-        run_attention(NAMED["packed"], config, group, torch.float32, 3, shape=shape)[0]
-        for _ in range(2)
-    ]
-    for name in NAMES:
-        assert torch.equal(runs[0][name], runs[1][name]), name
 
 
 def bytes_on_the_wire(
