@@ -6,22 +6,29 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+LIBRARIES = {"torch", "sympy", "numpy"}
+"""They have most modules of a run, and import nothing that is replaced here."""
 
-def replace_everywhere(original: Any, replacement: Any, within: str = "") -> None:
-    """Rebind every module attribute that is `original`, in all modules imported so far.
+
+def replace_everywhere(*replaced: tuple[Any, Any], within: str = "") -> None:
+    """Rebind every module attribute that is an original, in all modules imported so far.
 
     A pretrain script and `megatron.training` import functions by `from ... import name`. In
     whatever order they were imported, all see the replacement; so do modules imported later.
 
     Args:
-        within: Prefix of the names of the modules to search; default: all modules.
+        replaced: Pairs of an original and its replacement.
+        within: Prefix of the names of the modules to search; default: all but LIBRARIES.
     """
+    replacements = {id(original): replacement for original, replacement in replaced}
     for name, module in list(sys.modules.items()):
-        if not name.startswith(within):
+        if not name.startswith(within) or name.partition(".")[0] in LIBRARIES:
             continue
         names = vars(module) if hasattr(module, "__dict__") else {}
-        for bound in [bound for bound, value in names.items() if value is original]:
-            setattr(module, bound, replacement)
+        if replacements.keys().isdisjoint(map(id, names.values())):
+            continue
+        for bound in [bound for bound, value in names.items() if id(value) in replacements]:
+            setattr(module, bound, replacements[id(names[bound])])
 
 
 def wrap_in_megatron(module: Any, name: str, wrap: Callable[[Any], Any]) -> None:
@@ -29,4 +36,4 @@ def wrap_in_megatron(module: Any, name: str, wrap: Callable[[Any], Any]) -> None
     it. One that is wrapped already stays."""
     stock = getattr(module, name)
     if not hasattr(stock, "__wrapped__"):
-        replace_everywhere(stock, wrap(stock), within="megatron.")
+        replace_everywhere((stock, wrap(stock)), within="megatron.")

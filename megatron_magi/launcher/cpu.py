@@ -38,7 +38,8 @@ def install_cpu_training() -> bool:
         raise ImportError(no_training_program()) from error
 
     start = initialize.initialize_megatron
-    replace_everywhere(start, functools.partial(_initialize, start))
+    if not isinstance(start, functools.partial):  # a patched script calls this a second time
+        replace_everywhere((start, functools.partial(_initialize, start)))
     for owner in (initialize, training):
         owner.set_jit_fusion_options = _do_nothing
     return True

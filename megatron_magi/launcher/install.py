@@ -56,6 +56,7 @@ def _install_hooks(options: LauncherOptions) -> None:
 
 def put_in_place(points: Iterable[HookPoint], launch: LauncherState) -> None:
     """Replace what the rows name, and note their names in the launch."""
+    everywhere = []
     for point in points:
         owner, name = point.owner()
         original = getattr(owner, name)
@@ -64,5 +65,6 @@ def put_in_place(points: Iterable[HookPoint], launch: LauncherState) -> None:
             continue
         setattr(owner, name, replacement)
         if point.everywhere:
-            replace_everywhere(original, replacement)
+            everywhere.append((original, replacement))
         launch.installed.append(point.name)
+    replace_everywhere(*everywhere)

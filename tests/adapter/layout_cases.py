@@ -43,17 +43,23 @@ class Case:
         many = size("dp", 1) > 1 or size("vpp") or size("pp", 1) > 2
         return size("microbatches", 4 if many else 2)
 
+    @property
+    def num_layers(self) -> int:
+        """Two, or as many as a pipeline has stages."""
+        return max(2, self.layout.get("pp", 1) * self.layout.get("vpp", 1))
+
     def baseline(self) -> Case:
         """The same model and data on one process."""
         kept = {name: value for name, value in self.layout.items() if name not in SPREAD}
-        kept["microbatches"] = self.microbatches
+        kept |= {"microbatches": self.microbatches, "num_layers": self.num_layers}
         return Case(
             f"{self.yardstick} {sorted(kept.items())}", {**kept, "attention": self.yardstick}
         )
 
     def job(self) -> dict[str, Any]:
         """For layout_worker."""
-        arguments = {"name": self.id, "microbatches": self.microbatches, **self.layout}
+        sizes = {"microbatches": self.microbatches, "num_layers": self.num_layers}
+        arguments = {"name": self.id, **sizes, **self.layout}
         return {"name": self.id, "function": "train", "kwargs": arguments, "world": self.world}
 
 

@@ -1,4 +1,4 @@
-"""Weights, documents and damages of training runs with layers that carry a state."""
+"""Models, weights, documents and damages of training runs with layers that carry a state."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from megatron.core import parallel_state
+from megatron.core.models.hybrid.hybrid_model import HybridModel
 from torch import Tensor
 
+from megatron_magi.adapter import layer_spec
+from megatron_magi.adapter.hybrid_spec import hybrid_local_spec
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.rank_batch import Batch
 from megatron_magi.adapter.state_layers import sign_of
@@ -21,6 +24,18 @@ Microbatch = tuple[Batch, list[int]]
 
 SPREADS = {"A_log": (0.0, 1.5), "dt_bias": (-2.0, 0.5), "D": (0.2, 1.0)}
 """Ranges of parameters of one number a head; all others are drawn around 0."""
+
+
+def new_hybrid_model(layout: Any, settings: dict[str, Any]) -> torch.nn.Module:
+    """The pattern's layers; of two pipeline stages of the default one has no attention."""
+    spec: Any = hybrid_local_spec
+    if layout.attention == "magi":
+        spec = layer_spec.with_magi_attention(spec)
+    return HybridModel(
+        hybrid_stack_spec=spec,
+        hybrid_layer_pattern=layout.pattern or ("*-*|E" if layout.pp == 2 else "*-*E"),
+        **settings,
+    )
 
 
 @torch.no_grad()

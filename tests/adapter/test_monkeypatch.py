@@ -36,14 +36,14 @@ def importer(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_every_name_is_rebound(importer: ModuleType) -> None:
     taken = original
-    replace_everywhere(taken, replacement)
+    replace_everywhere((taken, replacement))
     assert importer.original is importer.another_name is importer._private is replacement
     assert original is replacement and taken is not replacement
 
 
 def test_what_is_no_module_attribute_stays(importer: ModuleType) -> None:
     taken = original
-    replace_everywhere(taken, replacement)
+    replace_everywhere((taken, replacement))
     assert importer.equal.original is taken and importer.listed == [taken]
 
 
@@ -51,7 +51,7 @@ def test_the_running_script_is_rebound(monkeypatch: pytest.MonkeyPatch) -> None:
     script = ModuleType("__main__")
     script.imported_by_name = original
     monkeypatch.setitem(sys.modules, "__main__", script)
-    replace_everywhere(original, replacement)
+    replace_everywhere((original, replacement))
     assert script.imported_by_name is replacement
 
 
@@ -59,7 +59,7 @@ def test_identity_counts_and_not_equality(monkeypatch: pytest.MonkeyPatch) -> No
     module = ModuleType("a_module")
     module.first, module.second = [1], [1]
     monkeypatch.setitem(sys.modules, "a_module", module)
-    replace_everywhere(module.first, "other")
+    replace_everywhere((module.first, "other"))
     assert module.first == "other" and module.second == [1]
 
 
@@ -71,5 +71,5 @@ def test_odd_entries_of_sys_modules_are_passed_by(
 
     monkeypatch.setitem(sys.modules, "absent", None)
     monkeypatch.setitem(sys.modules, "no_dict", NoDict())
-    replace_everywhere(original, replacement)
+    replace_everywhere((original, replacement))
     assert importer.original is replacement

@@ -16,7 +16,8 @@ STAND_INS = Path(__file__).parents[1] / "stand_ins"
 JOBS = Path(__file__).parent / "adapter_jobs.py"
 RELATIVE = {"loss": 1e-6, "grad_norm": 5e-6}
 STOCK = {"attention": "stock"}
-ENGINE = {"layers": "te"}
+TWO = {"num_layers": 2}
+ENGINE = {"layers": "te", **TWO}
 HYBRID = {"layers": "hybrid", "experts": 4}
 SP = {"tp": 2, "sp": True, "cp": 2}
 
@@ -40,8 +41,8 @@ def assert_equal(results: dict[str, Any], name: str, stock: str) -> None:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     jobs = [
-        job("stock", **STOCK),
-        job("stock causal", packed=False, **STOCK),
+        job("stock", **STOCK, **TWO),
+        job("stock causal", packed=False, **STOCK, **TWO),
         job("stock te causal", packed=False, **STOCK, **ENGINE),
         job("stock te kinds", "module_kinds", **STOCK, **ENGINE),
         job("te kinds", "module_kinds", **ENGINE),

@@ -97,6 +97,7 @@ class Layout:
     log_max_logit: bool = False
     tile: int = 128
     """Rows and keys of a tile by which work is balanced; small ones give ranks chunks in turns."""
+    num_layers: int = 4
     steps: int = STEPS
     microbatches: int = 2
     """Of all replicas, in a step."""
@@ -117,14 +118,7 @@ class Layout:
 
 def train(layout: Layout) -> dict[str, list[float]]:
     """Losses (mean over counted tokens) and gradient norms of every step; equal on all ranks."""
-    parallel_state.initialize_model_parallel(
-        tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=layout.vpp,
-        context_parallel_size=layout.cp,
-        expert_model_parallel_size=layout.ep,
-        expert_tensor_parallel_size=1,
-    )
+    parallel_state.initialize_model_parallel(**parallel_sizes(layout))
     model_parallel_cuda_manual_seed(1)
     config = model_config(layout)
     chunks = build_chunks(layout, config)
@@ -155,6 +149,13 @@ def train(layout: Layout) -> dict[str, list[float]]:
             logits.append(options.clip(chunks, log_only=not layout.qk_clip))
     kinds = {"loss": losses, "grad_norm": norms, "mtp": depths, "max_logit": logits}
     return {kind: numbers for kind, numbers in kinds.items() if numbers}
+
+
+def parallel_sizes(layout: Layout) -> dict[str, Any]:
+    """By Megatron's names."""
+    names = {"tensor": "tp", "pipeline": "pp", "virtual_pipeline": "vpp", "expert": "ep"}
+    sizes = {f"{name}_model_parallel_size": getattr(layout, x) for name, x in names.items()}
+    return {**sizes, "context_parallel_size": layout.cp, "expert_tensor_parallel_size": 1}
 
 
 def model_config(layout: Layout) -> TransformerConfig:
@@ -191,7 +192,7 @@ def model_config(layout: Layout) -> TransformerConfig:
         )
     kind = MLATransformerConfig if layout.latent else TransformerConfig
     return kind(
-        num_layers=4,
+        num_layers=layout.num_layers,
         hidden_size=64,
         num_attention_heads=4,
         num_query_groups=None if layout.latent else 2,
@@ -203,13 +204,7 @@ def model_config(layout: Layout) -> TransformerConfig:
         hidden_dropout=0.0,
         attention_dropout=0.0,
         init_method_std=0.1,
-        tensor_model_parallel_size=layout.tp,
         sequence_parallel=layout.sp,
-        pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=layout.vpp,
-        context_parallel_size=layout.cp,
-        expert_model_parallel_size=layout.ep,
-        expert_tensor_parallel_size=1,
         overlap_p2p_comm=layout.vpp is not None and not layout.batched_p2p,
         batch_p2p_comm=layout.vpp is None or layout.batched_p2p,
         pipeline_dtype=torch.bfloat16 if layout.bf16 else torch.float32,
@@ -228,6 +223,7 @@ def model_config(layout: Layout) -> TransformerConfig:
         mtp_num_layers=layout.mtp,
         mtp_loss_scaling_factor=0.5,
         **({"mtp_hsm": True} if layout.mtp_hsm else {}),
+        **parallel_sizes(layout),
         **recompute,
         **moe,
         **latent,
@@ -240,13 +236,12 @@ def build_chunks(layout: Layout, config: TransformerConfig) -> list[torch.nn.Mod
     virtual = layout.vpp or 1
     models = []
     for stage in range(virtual):
-        vp_stage = stage if layout.vpp else None
         model = new_model(
             layout,
             config,
             pre_process=pp_rank == 0 and stage == 0,
             post_process=pp_rank == layout.pp - 1 and stage == virtual - 1,
-            vp_stage=vp_stage,
+            vp_stage=stage if layout.vpp else None,
         )
         models.append(model)
     init_by_name(models)
@@ -272,7 +267,7 @@ def build_chunks(layout: Layout, config: TransformerConfig) -> list[torch.nn.Mod
 
 
 def new_model(layout: Layout, config: TransformerConfig, **stage: Any) -> torch.nn.Module:
-    """A GPT or hybrid model of four layers."""
+    """A GPT or hybrid model."""
     settings = dict(
         config=config,
         vocab_size=VOCAB,
@@ -282,7 +277,7 @@ def new_model(layout: Layout, config: TransformerConfig, **stage: Any) -> torch.
         **stage,
     )
     if layout.layers == "hybrid":
-        return new_hybrid_model(layout, settings)
+        return state_runs.new_hybrid_model(layout, settings)
     spec: Any = layer_spec.llama_layer_spec(
         config, vp_stage=stage["vp_stage"], attention=layout.attention
     )
@@ -295,22 +290,6 @@ def new_model(layout: Layout, config: TransformerConfig, **stage: Any) -> torch.
         config, vp_stage=stage["vp_stage"], attention=layout.attention
     )
     return GPTModel(transformer_layer_spec=spec, mtp_block_spec=mtp_spec, **settings)
-
-
-def new_hybrid_model(layout: Layout, settings: dict[str, Any]) -> torch.nn.Module:
-    """The pattern's layers; of two pipeline stages of the default one has no attention."""
-    from megatron.core.models.hybrid.hybrid_model import HybridModel
-
-    from megatron_magi.adapter.hybrid_spec import hybrid_local_spec
-
-    magi = layout.attention == "magi"
-    return HybridModel(
-        hybrid_stack_spec=layer_spec.with_magi_attention(hybrid_local_spec)
-        if magi
-        else hybrid_local_spec,
-        hybrid_layer_pattern=layout.pattern or ("*-*|E" if layout.pp == 2 else "*-*E"),
-        **settings,
-    )
 
 
 def connect(layout: Layout, config: Any, chunks: list[Any], optimizer: Any) -> None:

@@ -114,7 +114,7 @@ def run_every_step_twice() -> None:
 
     original = machine.initialize_rerun_state_machine
     mode = machine.RerunMode.REPORT_DETERMINISM_STATS
-    replace_everywhere(original, lambda **given: original(**{**given, "mode": mode}))
+    replace_everywhere((original, lambda **given: original(**{**given, "mode": mode})))
 
 
 def validate_as_sft_does() -> None:

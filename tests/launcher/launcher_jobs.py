@@ -7,7 +7,6 @@ import functools
 import io
 import os
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,18 +37,6 @@ import megatron_magi.core.kernel.reference  # noqa: E402
 import megatron_magi.launcher.hook_points  # noqa: E402, F401
 from examples.init_by_name import init_by_name  # noqa: E402
 from megatron_magi import run  # noqa: E402
-from megatron_magi.adapter import monkeypatch  # noqa: E402
-
-LIBRARIES = {"torch", "sympy", "networkx", "numpy", "tensorboard", "omegaconf", "mpmath", "google"}
-
-
-def few_modules() -> list[tuple[str, Any]]:
-    """Of those imported, the ones that may have a function of Megatron's by name."""
-    return [x for x in sys.modules.items() if x[0].partition(".")[0] not in LIBRARIES]
-
-
-# Each rank would seek hooks in 3,500 modules.
-monkeypatch.sys = SimpleNamespace(modules=SimpleNamespace(items=few_modules))  # type: ignore
 
 with contextlib.suppress(ImportError):  # not every version has this parser
     from read_docstrings import read_docstrings_once
