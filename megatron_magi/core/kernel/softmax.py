@@ -9,8 +9,8 @@ from torch import Tensor
 from megatron_magi.checks import number
 from megatron_magi.core.tensor_checks import tensor
 
-SOFTCAPS = (1e-30, 1e30)
-"""The least and the greatest softcap: products and quotients with scores stay inside fp32."""
+LIMITS = (1e-30, 1e30)
+"""Of scale and softcap: products and quotients with scores stay inside fp32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +19,7 @@ class Softmax:
 
     Raises:
         TypeError: a scale or softcap that is no number, or a sink that is no tensor.
-        ValueError: a softcap that is neither 0 nor between 1e-30 and 1e30.
+        ValueError: a scale that is not in 1e-30 to 1e30, or a softcap that is neither so nor 0.
     """
 
     scale: float | None = None
@@ -58,9 +58,13 @@ def check_softmax(scale: float | None, softcap: float, sink: Tensor | None) -> N
     Raises:
         as ``Softmax``.
     """
-    if scale is not None:
-        number(scale, "softmax_scale")
-    cap, (least, most) = number(softcap, "softcap"), SOFTCAPS
+    least, most = LIMITS
+    if scale is not None and not least <= number(scale, "softmax_scale") <= most:
+        raise ValueError(
+            f"softmax_scale must be between {least} and {most}, got {scale}; pass None for "
+            f"1 / sqrt(head_dim), or negate the queries"
+        )
+    cap = number(softcap, "softcap")
     if cap and not least <= cap <= most:
         raise ValueError(
             f"softcap must be 0.0 (logits are not capped) or between {least} and {most}, got "

@@ -119,7 +119,9 @@ def test_turns_add_in_the_order_of_partial_sums(head_dim: int, lanes: int) -> No
     for _ in range(3):
         made = backward_of(_scheduled(run, Schedule(8, lanes, True)))
         run.check(made)
-        assert torch.equal(made[2], want[2])  # dk is scaled once instead of for every part
+        # The other one is scaled once instead of for every part.
+        unscaled = 1 if head_dim <= 128 else 2
+        assert torch.equal(made[unscaled], want[unscaled])
 
 
 def launched(run: Run) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

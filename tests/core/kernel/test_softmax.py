@@ -1,4 +1,4 @@
-"""Softcap: its derivative, its limits, and values that are refused."""
+"""Softcap and scale: the derivative, limits, and values that are refused."""
 
 import math
 
@@ -32,6 +32,14 @@ def test_a_far_cap_changes_little_and_a_near_one_bounds() -> None:
     _, near = flex_flash_attn_func(q * 100, k, v, **asked, softcap=0.5)
     assert plain.max_logits is not None and near.max_logits is not None
     assert (plain.max_logits > 0.5).all() and (near.max_logits <= 0.5).all()
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.1, 1e-40, 1e31, math.inf, math.nan])
+def test_a_scale_that_is_none_is_refused(scale: float) -> None:
+    """The kernels divide by it and take its logarithm."""
+    q = torch.zeros(4, 2, 8)
+    with pytest.raises(ValueError, match=r"softmax_scale must be .*; pass"):
+        flex_flash_attn_func(q, q, q, softmax_scale=scale)
 
 
 @pytest.mark.parametrize("softcap", [-1.0, 1e-40, 1e31, 1e300, math.inf, math.nan])

@@ -87,17 +87,25 @@ struct BwdArgs {
   const BwdSegment* segments;
 };
 
-// Stats of a row, two kinds: -lse / softmax_scale, which the scores are shifted by, and -delta,
-// which dP is shifted by. The tensor cores add them to the products they belong to, so each comes
-// as eight 16-bit values of which the first three, times these units, sum up to it with the
-// precision of fp32; up to 2e9 in fp16, where the units are all that gives it range. Head-major: a
-// step reads 64 rows of a head. Steps may begin at the last row, so there are 64 rows more than
-// tokens. With softcap nothing can be added to scores that are not capped yet, and those of row r
-// of the first kind are -lse * log2(e) of the rows r, r + 1, r + 8 and r + 9 as fp32, which are
-// what a thread needs at a time (see load_shifts).
+// Stats of a row, two kinds: -lse / softmax_scale, which the scores are shifted by (with
+// bwd_scales_p, lse - log(softmax_scale) for lse), and -delta, which dP is shifted by. The tensor
+// cores add them to the products they belong to, so each comes as eight 16-bit values of which the
+// first three, times these units, sum up to it with the precision of fp32; up to 2e9 in fp16, where
+// the units are all that gives it range. Head-major: a step reads 64 rows of a head. Steps may
+// begin at the last row, so there are 64 rows more than tokens. With softcap nothing can be added
+// to scores that are not capped yet, and those of row r of the first kind are -lse * log2(e) of the
+// rows r, r + 1, r + 8 and r + 9 as fp32, which are what a thread needs at a time (see
+// load_shifts).
 constexpr float kStatHigh = 32768.f, kStatMiddle = 16.f, kStatLow = 1.f / 128.f;
 constexpr int bwd_stat_rows(int num_q) {
   return (num_q + 65) & ~1;
+}
+
+// Whether P comes multiplied by softmax_scale, which costs nothing, because the stats of lse say
+// so. Then dS, dQ and dK need no factor of their own, and dV is divided by it when it leaves. Not
+// in fp16, whose smallest probabilities would lose bits; not measured with softcap and wider heads.
+constexpr bool bwd_scales_p(int head_dim, bool is_bf16, bool has_softcap) {
+  return head_dim <= 128 && is_bf16 && !has_softcap;
 }
 
 constexpr float kLog2e = 1.4426950408889634f;
@@ -118,6 +126,7 @@ struct BwdPrepareArgs {
   int32_t num_q, num_heads_q;
   int32_t stat_rows;
   float softmax_scale;
+  float log_of_factor;    // that P comes with, see bwd_scales_p
   BwdCleared cleared[2];  // dq_acc and semaphores, unless the driver fills them
 };
 

@@ -16,11 +16,9 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
 #pragma unroll
   for (int i = 0; i < T::kHeadDim / 2; ++i) dk[i] = dv[i] = 0.f;
   if (num_steps > 0) wait_for(bars + T::kBarKv, 0);
-#pragma unroll 1
-  for (int n = 0; n < num_steps; ++n) {
-    const int stage = n % T::kStages;
+  const auto step = [&](int n, int stage) {
     const uint32_t parity = (n / T::kStages) & 1;
-    const uint32_t q_tile = me.q_tile(n);
+    const uint32_t q_tile = me.q_tile(stage);
     const uint32_t do_tile = smem + T::kOffDo + stage * T::kDoBytes;
     const uint32_t meta = me.meta(n);
 
@@ -29,7 +27,7 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     [[maybe_unused]] float shift[16];  // with softcap
     wait_for(bars + T::kBarQFull + 8 * stage, parity);
     const int4 by_lane0 = load_by_lane0(meta + offsetof(BwdStepMeta, d_hi));
-    if constexpr (T::kSoftcap) load_shifts(shift, me.stat_tile(0, n));
+    if constexpr (T::kSoftcap) load_shifts(shift, me.stat_tile(0, stage));
     ptx::wgmma_fence();
     if constexpr (T::kSoftcap)
       gemm_over_columns<T, T::kHeadDim>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
@@ -37,7 +35,7 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     else
       gemm_over_columns<T, T::kHeadDim>(s, ptx::smem_descriptor(smem + T::kOffK + wg * 8192),
                                         ptx::smem_descriptor<T::kQueryPanelCols>(q_tile),
-                                        me.weights(), me.stats(0, n));
+                                        me.weights(), me.stats(0, stage));
     ptx::wgmma_commit();
     // Here, where the load has come back, and the queue not yet full with products.
     const int d_hi = from_lane0(by_lane0.x), partial = from_lane0(by_lane0.y);
@@ -46,7 +44,7 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     ptx::wgmma_fence();
     gemm_over_columns<T, T::kValueDim>(dp, ptx::smem_descriptor(smem + T::kOffV + wg * 8192),
                                        ptx::smem_descriptor<T::kQueryPanelCols>(do_tile),
-                                       me.weights(), me.stats(1, n));
+                                       me.weights(), me.stats(1, stage));
     ptx::wgmma_commit();
     if (n > 0) me.finish_dq();
 
@@ -107,9 +105,19 @@ MAGI_DEVICE void bwd_consume(const BwdArgs& args, int num_steps, int wg, uint32_
     ptx::wgmma_wait<1>();  // dQ
     wait_for(bars + T::kBarDqEmpty + 8 * wg, (n & 1) ^ 1);
     stage_dq<T>(dq, smem + T::kOffDq + wg * T::kDqBytes, ptx::thread_again() % 128 / 32,
-                ptx::thread_again() % 32, args.softmax_scale);
+                ptx::thread_again() % 32, dq_scale<T>(args));
     ptx::wgmma_wait<0>();  // dK
     me.arrive(T::kBarQEmpty + 8 * stage);
+  };
+#pragma unroll 1
+  for (int n = 0; n < num_steps; ++n) {
+    if constexpr (T::kStepForEachStage) {
+      step(n, 0);
+      if (++n == num_steps) break;
+      step(n, 1);
+    } else {
+      step(n, n % T::kStages);
+    }
   }
   if (num_steps > 0) me.finish_dq();
   store_gradients<T>(args, dk, dv, wg, smem);

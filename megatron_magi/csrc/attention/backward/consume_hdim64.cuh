@@ -121,7 +121,7 @@ struct BwdPairs : BwdConsumer<Traits> {
   MAGI_DEVICE void store_dq(int pair, const Regs& r) const {
     wait_for(bar(T::kBarDqEmpty + 8 * wg), (pair & 1) ^ 1);
     stage_dq<T>(r.dq, smem + T::kOffDq + wg * T::kDqBytes, ptx::thread_again() % 128 / 32,
-                ptx::thread_again() % 32, args.softmax_scale);
+                ptx::thread_again() % 32, dq_scale<T>(args));
   }
 
   // Begins with P(n) and dP(n) in registers, ends with P(n + 1) and dP(n + 1).

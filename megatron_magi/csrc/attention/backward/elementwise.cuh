@@ -137,7 +137,7 @@ __global__ __launch_bounds__(kPrepareThreads) void bwd_prepare_kernel(BwdPrepare
   if (token < args.num_q) {
     const float lse = args.lse[token * args.lse_stride_token + head * args.lse_stride_head];
     const bool sees = lse != -INFINITY;
-    shift = sees ? -lse / args.softmax_scale : kHidden;
+    shift = sees ? (args.log_of_factor - lse) / args.softmax_scale : kHidden;
     // A row that sees nothing takes no part; its delta may be infinite (a gradient of its lse).
     if (sees)
       delta = args.out.data != nullptr

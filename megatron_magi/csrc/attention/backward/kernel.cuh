@@ -21,6 +21,8 @@
 //   4. dS^T = P^T * dP^T                    16 bit, to shared memory; both warpgroups meet
 //   5. dQ = dS K over all 128 keys          m64n(D/2): half of the columns per warpgroup
 //   6. dK += dS^T(r) Q                      m64nD
+// Where Traits::kScalesP, P and so dS come multiplied by softmax_scale, and dV is divided by it when
+// it leaves; elsewhere dQ and dK are multiplied.
 // With softcap, S^T is the plain product, t = tanh(scale / softcap * S^T), P^T = exp2(softcap *
 // log2(e) * t - lse * log2(e)), dS^T = P^T * (1 - t^2) * dP^T, and lse is read by the consumers.
 //

@@ -245,6 +245,8 @@ Status prepare(const MagiBwdParams& p, BwdPass* pass) {
   args.num_heads_q = p.num_heads_q;
   args.stat_rows = bwd_stat_rows(p.num_q);
   args.softmax_scale = p.softmax_scale;
+  const bool scales_p = bwd_scales_p(p.head_dim, p.dtype == kMagiBf16, p.softcap > 0.f);
+  args.log_of_factor = scales_p ? std::log(p.softmax_scale) : 0.f;
   const auto add = p.softcap > 0.f ? add_bwd_prepare<kDtype, kValueDim, true>
                                    : add_bwd_prepare<kDtype, kValueDim, false>;
   add(&args, &pass->chain);

@@ -185,6 +185,12 @@ struct BwdProbs<true> {
   MAGI_DEVICE uint32_t (&slopes())[16] { return own_slopes; }
 };
 
+// What dQ is multiplied by before it is added.
+template <class Traits>
+MAGI_DEVICE float dq_scale(const BwdArgs& args) {
+  return Traits::kScalesP ? 1.f : args.softmax_scale;
+}
+
 // State shared by the consumers.
 template <class Traits>
 struct BwdConsumer {
@@ -334,9 +340,11 @@ MAGI_DEVICE void store_gradients(const BwdArgs& args, float (&dk)[Traits::kHeadD
                    block.kv_head * to.dv_stride_head) *
                       grad_bytes;
   store_gradient<T>(dv, smem + T::kOffV + wg * 8192, dv_base, to.dv_stride_token, to.is_fp32,
-                    first_row, block.item.k_rows, 1.f, warp, lane);
+                    first_row, block.item.k_rows, T::kScalesP ? 1.f / args.softmax_scale : 1.f,
+                    warp, lane);
   store_gradient<T>(dk, smem + T::kOffK + wg * 8192, dk_base, to.dk_stride_token, to.is_fp32,
-                    first_row, block.item.k_rows, args.softmax_scale, warp, lane);
+                    first_row, block.item.k_rows, T::kScalesP ? 1.f : args.softmax_scale, warp,
+                    lane);
 }
 
 }  // namespace magi
