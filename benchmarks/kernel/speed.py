@@ -168,7 +168,10 @@ def main(argv: list[str] | None = None) -> int:
         times = time_calls(able, Budget(args.rounds, args.cell_seconds)) if able else {}
         board = board_state()
         flops = case.flops(args.heads[0], widths(args), direction)
-        key = {"mask": case.name, "seqlen": case.seqlen, "direction": direction}
+        key = {
+            "head_dim": args.head_dim, "mask": case.name, "seqlen": case.seqlen,
+            "direction": direction,
+        }  # fmt: skip
         rows = [{**key, "impl": impl, **row(flops, ms), **board} for impl, ms in times.items()]
         record.add(rows)
         print(label, "  ".join(f"{r['impl']} {r['tflops']:.0f}" for r in rows), flush=True)

@@ -13,7 +13,8 @@ import torch
 
 from megatron_magi.cli.parser import UsageError
 
-KEYS = ("mask", "seqlen", "direction", "impl")
+KEYS = ("head_dim", "mask", "seqlen", "direction", "impl")
+"""What names a row; records of before 2026-11-28 may lack head_dim."""
 
 
 def _output(command: list[str]) -> str:
@@ -66,8 +67,8 @@ class Record:
         """Rows of one cell, in place of what was there of this cell."""
         if not rows:
             return
-        cell = tuple(rows[0][k] for k in KEYS[:3])
-        self.rows = [r for r in self.rows if tuple(r[k] for k in KEYS[:3]) != cell] + rows
+        cell = _named(rows[0], KEYS[:-1])
+        self.rows = [r for r in self.rows if _named(r, KEYS[:-1]) != cell] + rows
         self.write()
 
     def finish(self, meta: dict[str, Any]) -> None:
@@ -104,6 +105,10 @@ def _has(row: Any, keys: Sequence[str]) -> bool:
     return isinstance(row, dict) and set(keys) <= row.keys()
 
 
+def _named(row: dict[str, Any], keys: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(row.get(key) for key in keys)
+
+
 def level_of(record: dict[str, Any]) -> str:
     """At which level its implementations were timed; see `cell.Level`."""
     return str(record["meta"].get("level", "different levels"))
@@ -114,9 +119,10 @@ def slower(rows: list[dict[str, Any]], path: Path, level: str) -> list[str]:
     there = json.loads(path.read_text())
     if level_of(there) != level:
         return [f"not compared: {path} was taken at {level_of(there)}, this run at {level}"]
-    old = {tuple(r[k] for k in KEYS): r["tflops"] for r in there["rows"]}
+    keys = [key for key in KEYS if all(key in row for row in there["rows"])]
+    old = {_named(row, keys): row["tflops"] for row in there["rows"]}
     return [
-        f"slower: {' '.join(str(row[k]) for k in KEYS)} {before} -> {row['tflops']}"
+        f"slower: {' '.join(map(str, name))} {old[name]} -> {row['tflops']}"
         for row in rows
-        if (before := old.get(tuple(row[k] for k in KEYS))) and row["tflops"] < 0.85 * before
+        if (name := _named(row, keys)) in old and row["tflops"] < 0.85 * old[name]
     ]

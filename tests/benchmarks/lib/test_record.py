@@ -40,6 +40,17 @@ def test_append_keeps_other_cells_and_both_commands(tmp_path: Path) -> None:
     assert stored["rows"] == [a_row("ours", 500.0, direction="bwd"), a_row("ours", 710.0)]
 
 
+def test_head_sizes_have_cells_of_their_own(tmp_path: Path) -> None:
+    record = Record(tmp_path / "record.json", {"command": "", "clocks": ""})
+    rows = [a_row("ours", 700.0) | {"head_dim": head_dim} for head_dim in (64, 96)]
+    for row in rows:
+        record.add([row])
+    assert record.rows == rows
+    # An older record says nothing of head_dim.
+    Record(tmp_path / "old.json", {"command": "", "clocks": ""}).add([a_row("ours", 900.0)])
+    assert len(slower(rows, tmp_path / "old.json", "different levels")) == 2
+
+
 def test_only_large_slowdowns_are_named(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     Record(path, {"command": "", "clocks": "", "level": "op"}).add(
