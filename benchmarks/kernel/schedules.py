@@ -1,12 +1,13 @@
 """How good the chosen schedules are: each compared with those it was chosen from.
 
     python -m benchmarks.kernel.schedules --record schedules.json
-    python -m benchmarks.kernel.schedules --directions bwd,deterministic --seconds 60
+    python -m benchmarks.kernel.schedules --directions bwd --head-dims 128 --masks full
 
-A cell is timed with every schedule that the choice compares, and the forward that is chosen also
-with 1, 2, 4, ... key heads at a time, in random order in every round, below autograd; medians
-count. "loss" is the chosen schedule's time over the best one's. A record is what tools.fit_schedule
-makes the choice again from. Needs one Hopper GPU.
+A cell is timed with every schedule that the choice compares, the forward that is chosen also with
+1, 2, 4, ... key heads at a time, and a backward that works on one split after another also in two
+to four bands of rows, in random order in every round, below autograd; medians count. "loss" is the
+chosen schedule's time over the best one's. A record is what tools.fit_schedule makes the choice
+again from. Needs one Hopper GPU.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ HEADS = (
 """Query heads, key heads, widths."""
 MASKS = ("causal", "packed_causal", "full", "packed_full", "swa1024", "block_sparse")
 DIRECTIONS = ("fwd", "bwd", "deterministic")
+QUERY_TILE = 64
 
 
 class Tried(NamedTuple):
@@ -109,6 +111,8 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser = CommandParser(description=__doc__.split("\n")[0])
     parser.add_argument("--directions", type=list_of(one_of(DIRECTIONS)), default=[*DIRECTIONS])
     parser.add_argument("--seqlens", type=list_of(at_least(1)), default=[16384, 4096, 65536])
+    parser.add_argument("--masks", type=list_of(one_of(MASKS)), default=[*MASKS])
+    parser.add_argument("--head-dims", type=list_of(at_least(1)), help="default: all")
     parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument(
         "--seconds", type=float, help="begin no cell after this time, of a direction"
@@ -184,7 +188,17 @@ def compared(
     for turns in (True, False):
         made = solver.BwdAlternatives(slices, lengths, key[:3], num_sms, deterministic, turns)
         found += [Schedule(*row[:5]) for row in made.timed({})[1]]
+    if not deterministic:
+        found += [band for each in found for band in in_bands(each, lengths[0])]
     return list(dict.fromkeys(found))
+
+
+def in_bands(schedule: Schedule, num_q: int) -> Iterator[Schedule]:
+    """A schedule of one split after another, in two, three and four bands of whole query tiles."""
+    if not schedule.in_turns or schedule.lanes != 1 or schedule.whole_heads or schedule.band_rows:
+        return
+    for bands in (2, 3, 4):
+        yield schedule._replace(band_rows=-(-num_q // bands // QUERY_TILE) * QUERY_TILE)
 
 
 def launch_of(
@@ -254,8 +268,10 @@ def cells(args: argparse.Namespace, direction: str) -> Iterator[dict[str, Any]]:
     began = time.monotonic()
     for seqlen in args.seqlens:
         for heads_q, heads_kv, widths in HEADS:
+            if args.head_dims and widths.head_dim not in args.head_dims:
+                continue
             x = Inputs.random(seqlen, (heads_q, heads_kv), widths)
-            for mask in MASKS:
+            for mask in args.masks:
                 if args.seconds and time.monotonic() - began > args.seconds:
                     return
                 named = {"heads": [heads_q, heads_kv], "widths": list(widths)}
