@@ -143,10 +143,11 @@ def _line(accepted: JobSummary) -> str:
 def _attention(job: Job, gpus: int) -> dict[str, Any]:
     """Facts of the attention in microbatches like the job's, or the reason why there are none."""
     from megatron_magi.launcher.job_plans import UnknownMask, plan_job
-    from megatron_magi.launcher.preflight import validated
+    from megatron_magi.launcher.preflight import silence, validated
 
     try:
-        return _facts(plan_job(validated(job.args, gpus), job.options))
+        with silence():
+            return _facts(plan_job(validated(job.args, gpus), job.options))
     except UnknownMask as error:
         return {"unknown": str(error)}
 

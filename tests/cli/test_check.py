@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import megatron_magi.adapter
 from megatron_magi.cli import check
+from megatron_magi.launcher import job_plans, preflight
 from tests.cli.command import Capture, run
 from tests.launcher.layouts import MLA, MOE
 from tests.launcher.tiny_flags import TINY, words
@@ -279,3 +282,16 @@ def test_modules_are_found_beside_the_script_first(
     monkeypatch.setattr(sys, "path", ["elsewhere"])
     check._find_modules_like_the_launcher(tmp_path / "pretrain_gpt.py")
     assert sys.path == [str(tmp_path), "", "elsewhere"]
+
+
+def test_what_megatron_logs_about_the_data_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def plan_job(*_: Any) -> None:
+        logging.getLogger("megatron.core").warning("> total number of documents: 11")
+        raise job_plans.UnknownMask("no mask")
+
+    monkeypatch.setattr(job_plans, "plan_job", plan_job)
+    monkeypatch.setattr(preflight, "validated", lambda *_: None)
+    assert check._attention(Mock(), 2) == {"unknown": "no mask"}
+    assert not caplog.records
