@@ -78,7 +78,19 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"accepted": True, **asdict(accepted), "attention": attention}))
     else:
         print("\n".join([_line(accepted), *_attention_lines(attention), MEGATRONS_MEANS]))
+        if _lacks_eval_interval(read.args):
+            print(
+                f"note: Megatron {accepted.megatron} divides by --eval-interval when it sizes its "
+                "data sets, got none; pass it, with --eval-iters 0 too",
+                file=sys.stderr,
+            )
     return 0
+
+
+def _lacks_eval_interval(args: Any) -> bool:
+    """Its default was 1000 in Megatron 0.18 and is none since; the script may set it."""
+    other = args.skip_train or getattr(args, "full_validation", False)
+    return not other and getattr(args, "eval_interval", None) is None
 
 
 def _script_and_flags(words: list[str]) -> tuple[Path, list[str]]:

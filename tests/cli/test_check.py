@@ -49,6 +49,7 @@ LACKS = {
 
 COMMANDS = {
     "accepted": ["--", *TINY_JOB, *CP2],
+    "no interval": ["--", SCRIPT, *words({**TINY, "eval-interval": None}), *SWITCH],
     "no groups": ["--", SCRIPT, *words(WITHOUT_GROUPS), *SWITCH],
     "torchrun": ["--gpus", "4", "torchrun", "-m", "megatron_magi.run", *TINY_JOB, *CP2],
     "json": ["--json", "--", *TINY_JOB, *CP2],
@@ -145,6 +146,11 @@ def test_a_job_is_accepted_with_its_plans(done: dict[str, Done]) -> None:
 
 def test_a_job_of_balanced_steps_is_accepted(done: dict[str, Done]) -> None:
     assert "accepted: 2 GPUs as tp 1, pp 1, cp 1, dp 2;" in done["balanced"].out
+
+
+def test_a_job_without_an_interval_of_validation_gets_a_note(done: dict[str, Done]) -> None:
+    found = done["no interval"]
+    assert found.code == 0 and "--eval-interval when it sizes its data sets, got none" in found.err
 
 
 def test_every_head_has_keys_of_its_own_without_the_flag_for_groups(done: dict[str, Done]) -> None:
