@@ -67,5 +67,5 @@ echo "== 5/5 comparison: losses, gradient norms, and all gradients of step 10"
 echo "the runs shared this machine's cores, so their tokens/s say nothing here"
 finish shares
 cat "$runs/shares.log"
-echo "next: torchrun -m megatron_magi.run pretrain_gpt.py <your flags> --attention-backend magi"
+echo "next: torchrun -m megatron_magi.run pretrain_gpt.py <your flags> --attention-backend magi --attention-dropout 0"
 echo "      your own Megatron job: docs/guides/megatron_lm.md; your own text: docs/start/quickstart.md"

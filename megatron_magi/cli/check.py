@@ -78,7 +78,19 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"accepted": True, **asdict(accepted), "attention": attention}))
     else:
         print("\n".join([_line(accepted), *_attention_lines(attention), MEGATRONS_MEANS]))
+        if _lacks_eval_interval(read.args):
+            print(
+                f"note: Megatron {accepted.megatron} divides by --eval-interval when it sizes its "
+                "data sets, got none; pass it, with --eval-iters 0 too",
+                file=sys.stderr,
+            )
     return 0
+
+
+def _lacks_eval_interval(args: Any) -> bool:
+    """Its default was 1000 in Megatron 0.18 and is none since; the script may set it."""
+    other = args.skip_train or getattr(args, "full_validation", False)
+    return not other and getattr(args, "eval_interval", None) is None
 
 
 def _script_and_flags(words: list[str]) -> tuple[Path, list[str]]:
@@ -143,10 +155,11 @@ def _line(accepted: JobSummary) -> str:
 def _attention(job: Job, gpus: int) -> dict[str, Any]:
     """Facts of the attention in microbatches like the job's, or the reason why there are none."""
     from megatron_magi.launcher.job_plans import UnknownMask, plan_job
-    from megatron_magi.launcher.preflight import validated
+    from megatron_magi.launcher.preflight import silence, validated
 
     try:
-        return _facts(plan_job(validated(job.args, gpus), job.options))
+        with silence():
+            return _facts(plan_job(validated(job.args, gpus), job.options))
     except UnknownMask as error:
         return {"unknown": str(error)}
 

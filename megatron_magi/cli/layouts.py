@@ -108,8 +108,11 @@ class LayoutJob:
         """
         from megatron_magi import HeadShape
 
-        if options.gpus is None or options.data is None or options.seq_length is None:
-            raise UsageError("--layouts needs --data PREFIX, --seq-length N and --gpus N")
+        missing = [f"--{name}" for name in ("data", "seq-length", "gpus")
+                   if getattr(options, name.replace("-", "_")) is None]  # fmt: skip
+        if missing:
+            raise UsageError("--layouts requires --data PREFIX, --seq-length N and --gpus N, got "
+                             f"no {' and no '.join(missing)}; add what is missing")  # fmt: skip
         tp, pp = options.tp or 1, options.pp or 1
         if options.gpus < 1 or options.gpus % (tp * pp):
             raise UsageError(f"--gpus must be a multiple of {tp * pp} (--tp x --pp), got "

@@ -97,7 +97,7 @@ HOOK_POINTS = (
     ),
     HookPoint(
         "datasets", "megatron.core.datasets.blended_megatron_dataset_builder",
-        "BlendedMegatronDatasetBuilder.__init__", ("is_built_on_rank",),
+        "BlendedMegatronDatasetBuilder.__init__", ("is_built_on_rank", "config"),
         samples.wrap_dataset_builder,
     ),
     HookPoint(

@@ -183,7 +183,7 @@ def _megatrons_own(job: Job, gpus: int, here: bool) -> list[str]:
     in what is built from the flags after it; it reads the environment too. The model's config also
     asks what is installed, so that it is made on the job's own machine alone."""
     try:
-        with _silence():
+        with silence():
             args = validated(job.args, gpus)
             if here:
                 _configure_model(args)
@@ -220,7 +220,7 @@ def validated(args: Any, gpus: int, *, with_magi: bool = True) -> Any:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Drop what Megatron prints and logs."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import megatron_magi.adapter
 from megatron_magi.cli import check
+from megatron_magi.launcher import job_plans, preflight
 from tests.cli.command import Capture, run
 from tests.launcher.layouts import MLA, MOE
 from tests.launcher.tiny_flags import TINY, words
@@ -46,6 +49,7 @@ LACKS = {
 
 COMMANDS = {
     "accepted": ["--", *TINY_JOB, *CP2],
+    "no interval": ["--", SCRIPT, *words({**TINY, "eval-interval": None}), *SWITCH],
     "no groups": ["--", SCRIPT, *words(WITHOUT_GROUPS), *SWITCH],
     "torchrun": ["--gpus", "4", "torchrun", "-m", "megatron_magi.run", *TINY_JOB, *CP2],
     "json": ["--json", "--", *TINY_JOB, *CP2],
@@ -142,6 +146,11 @@ def test_a_job_is_accepted_with_its_plans(done: dict[str, Done]) -> None:
 
 def test_a_job_of_balanced_steps_is_accepted(done: dict[str, Done]) -> None:
     assert "accepted: 2 GPUs as tp 1, pp 1, cp 1, dp 2;" in done["balanced"].out
+
+
+def test_a_job_without_an_interval_of_validation_gets_a_note(done: dict[str, Done]) -> None:
+    found = done["no interval"]
+    assert found.code == 0 and "--eval-interval when it sizes its data sets, got none" in found.err
 
 
 def test_every_head_has_keys_of_its_own_without_the_flag_for_groups(done: dict[str, Done]) -> None:
@@ -279,3 +288,16 @@ def test_modules_are_found_beside_the_script_first(
     monkeypatch.setattr(sys, "path", ["elsewhere"])
     check._find_modules_like_the_launcher(tmp_path / "pretrain_gpt.py")
     assert sys.path == [str(tmp_path), "", "elsewhere"]
+
+
+def test_what_megatron_logs_about_the_data_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def plan_job(*_: Any) -> None:
+        logging.getLogger("megatron.core").warning("> total number of documents: 11")
+        raise job_plans.UnknownMask("no mask")
+
+    monkeypatch.setattr(job_plans, "plan_job", plan_job)
+    monkeypatch.setattr(preflight, "validated", lambda *_: None)
+    assert check._attention(Mock(), 2) == {"unknown": "no mask"}
+    assert not caplog.records

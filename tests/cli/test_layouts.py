@@ -84,7 +84,7 @@ def test_the_price_of_a_sample() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ([], "--layouts needs --data PREFIX, --seq-length N and --gpus N"),
+        ([], "--data PREFIX, --seq-length N and --gpus N, got no --gpus; add"),
         (["--gpus", "6", "--tp", "4"], "--gpus must be a multiple of 4 (--tp x --pp), got 6"),
         (["--gpus", "4", "--batch", "0.5"], "invalid int value: '0.5'"),
         (["--gpus", "4", "--gpus-per-node", "1", "--batch", "3"], "of 4 ranks, got 3"),

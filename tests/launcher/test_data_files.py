@@ -25,10 +25,13 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> type[IndexedDataset]:
-    wrapped: Any = wrap_open_data_file(
-        IndexedDataset.__init__, LauncherState(LauncherOptions(MagiConfig()))
-    )
+def launch() -> LauncherState:
+    return LauncherState(LauncherOptions(MagiConfig()))
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch, launch: LauncherState) -> type[IndexedDataset]:
+    wrapped: Any = wrap_open_data_file(IndexedDataset.__init__, launch)
     monkeypatch.setattr(IndexedDataset, "__init__", wrapped)
     return IndexedDataset
 
@@ -42,3 +45,14 @@ def test_a_file_that_was_cut_short_is_named(
     tokens.write_bytes(tokens.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"corpus\.bin must hold the 28 bytes .* got 27 bytes"):
         opened(str(corpus), mmap=mmap)
+
+
+def test_a_share_without_a_document_is_an_error(
+    corpus: Path, opened: type[IndexedDataset], launch: LauncherState
+) -> None:
+    """Megatron looks for samples of it without an end."""
+    launch.shares = [(0.0, 0.6), (0.6, 1.0), None]
+    assert len(opened(str(corpus))) == 3
+    launch.shares = [(0.0, 0.99), (0.99, 1.0), None]
+    with pytest.raises(ValueError, match=r"a document for validation, got none of the 3 .*corpus;"):
+        opened(str(corpus))
