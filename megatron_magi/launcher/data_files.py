@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,15 @@ from megatron_magi.launcher.session import LauncherState, hook
 def wrap_open_data_file(
     launch: LauncherState, original: Any, self: Any, path_prefix: str, *args: Any, **kwargs: Any
 ) -> None:
-    """For `IndexedDataset.__init__`: the tokens that the index promises must be in the file, and
-    documents in every share of --split.
+    """For `IndexedDataset.__init__`: the tokens that the index promises must be in the file.
 
     Without mmap Megatron reads what is missing as whatever its buffer holds, so that ranks would
-    train on different tokens. In a share without documents it looks for samples forever.
+    train on different tokens.
 
     Raises:
-        ValueError: the .bin file is shorter than its index says, or a share has no document.
+        ValueError: the .bin file is shorter than its index says.
     """
     original(self, path_prefix, *args, **kwargs)
-    _require_documents(path_prefix, len(self.index.document_indices) - 1, launch.shares)
     file = Path(f"{path_prefix}.bin")
     if not file.is_file():  # in object storage, or a test's invention
         return
@@ -35,16 +32,23 @@ def wrap_open_data_file(
         )
 
 
-def _require_documents(
-    prefix: str, count: int, shares: Sequence[tuple[float, float] | None]
-) -> None:
-    """Shares are rounded to documents as Megatron does it."""
-    for use, share in zip(("training", "validation", "test"), shares, strict=False):
-        if share and round(share[0] * count) == round(share[1] * count):
-            raise ValueError(
-                f"--split must leave a document for {use}, got none of the {count} documents of "
-                f"{prefix}; give it a larger share, or 0 (--split 100,0,0)"
-            )
+@hook
+def wrap_count_epochs(
+    launch: LauncherState, original: Any, self: Any, num_tokens_per_epoch: int
+) -> int:
+    """For `GPTDataset._get_num_epochs`, which adds up the tokens of epochs until there are enough:
+    without documents it would not end.
+
+    Raises:
+        ValueError: a share of --split has no document.
+    """
+    if num_tokens_per_epoch == 0 and self.num_samples is not None:
+        raise ValueError(
+            f"--split must leave a document of {self.dataset_path} for {self.index_split.name}, "
+            f"got none; give it a larger share, or 0 (--split 100,0,0)"
+        )
+    epochs: int = original(self, num_tokens_per_epoch)
+    return epochs
 
 
 def _promised_bytes(data: Any) -> int:

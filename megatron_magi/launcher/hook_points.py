@@ -97,12 +97,16 @@ HOOK_POINTS = (
     ),
     HookPoint(
         "datasets", "megatron.core.datasets.blended_megatron_dataset_builder",
-        "BlendedMegatronDatasetBuilder.__init__", ("is_built_on_rank", "config"),
+        "BlendedMegatronDatasetBuilder.__init__", ("is_built_on_rank",),
         samples.wrap_dataset_builder,
     ),
     HookPoint(
         "data-file", "megatron.core.datasets.indexed_dataset", "IndexedDataset.__init__",
         ("path_prefix",), data_files.wrap_open_data_file,
+    ),
+    HookPoint(
+        "epochs", "megatron.core.datasets.gpt_dataset", "GPTDataset._get_num_epochs",
+        ("num_tokens_per_epoch",), data_files.wrap_count_epochs,
     ),
     HookPoint(
         "loader", "megatron.training.datasets.data_samplers", "build_pretraining_data_loader",

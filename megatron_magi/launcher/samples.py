@@ -28,8 +28,7 @@ which torchrun sets to 1 (record te_steps_threads_h200_2026-11-28)."""
 def wrap_dataset_builder(
     launch: LauncherState, original: Any, self: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """For `BlendedMegatronDatasetBuilder.__init__`: with documents, every pipeline stage has data;
-    notes the shares of --split for `data_files`.
+    """For `BlendedMegatronDatasetBuilder.__init__`: with documents, every pipeline stage has data.
 
     Megatron builds it on middle stages for --sft only, although its get_batch asks for samples
     there under --dataloader-inter-document-masking too.
@@ -40,7 +39,6 @@ def wrap_dataset_builder(
         given.arguments["is_built_on_rank"] = lambda: (
             parallel_state.get_tensor_model_parallel_rank() == 0 or of_megatron()
         )
-    launch.shares = getattr(given.arguments["config"], "split_matrix", None) or ()
     original(*given.args, **given.kwargs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,8 +92,6 @@ class LauncherState:
     sequences: tuple[int, int] | None = None
     """(sequences in a microbatch, tokens in each) of the schedule that runs; None outside one."""
     stats: StepStats = field(default_factory=StepStats)
-    shares: Sequence[tuple[float, float] | None] = ()
-    """Begin and end of the documents for training, validation and test, as parts of 1: --split."""
     balance: StepBalance = field(default_factory=StepBalance)
     """The steps that this rank's loaders dealt, under --magi-balance-step."""
     installed: list[str] = field(default_factory=list)

@@ -1,16 +1,20 @@
-"""Data files that are shorter than their index says."""
+"""Data files that are cut short, or leave nothing to a share."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from megatron.core.datasets.gpt_dataset import GPTDataset
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+from megatron.core.datasets.utils import Split
 
 from megatron_magi.config import MagiConfig
-from megatron_magi.launcher.data_files import wrap_open_data_file
+from megatron_magi.launcher.data_files import wrap_count_epochs, wrap_open_data_file
 from megatron_magi.launcher.flags import LauncherOptions
 from megatron_magi.launcher.session import LauncherState
 
@@ -25,13 +29,10 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def launch() -> LauncherState:
-    return LauncherState(LauncherOptions(MagiConfig()))
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch, launch: LauncherState) -> type[IndexedDataset]:
-    wrapped: Any = wrap_open_data_file(IndexedDataset.__init__, launch)
+def opened(monkeypatch: pytest.MonkeyPatch) -> type[IndexedDataset]:
+    wrapped: Any = wrap_open_data_file(
+        IndexedDataset.__init__, LauncherState(LauncherOptions(MagiConfig()))
+    )
     monkeypatch.setattr(IndexedDataset, "__init__", wrapped)
     return IndexedDataset
 
@@ -47,12 +48,18 @@ def test_a_file_that_was_cut_short_is_named(
         opened(str(corpus), mmap=mmap)
 
 
-def test_a_share_without_a_document_is_an_error(
-    corpus: Path, opened: type[IndexedDataset], launch: LauncherState
-) -> None:
-    """Megatron looks for samples of it without an end."""
-    launch.shares = [(0.0, 0.6), (0.6, 1.0), None]
-    assert len(opened(str(corpus))) == 3
-    launch.shares = [(0.0, 0.99), (0.99, 1.0), None]
-    with pytest.raises(ValueError, match=r"a document for validation, got none of the 3 .*corpus;"):
-        opened(str(corpus))
+@pytest.mark.parametrize("num_samples, fails", [(0, True), (None, False)])
+def test_a_share_without_a_document_is_an_error(num_samples: int | None, fails: bool) -> None:
+    """Megatron counts epochs without an end; it asks for one token even if no sample is wanted."""
+    made: Any = GPTDataset.__new__(GPTDataset)
+    made.dataset_path, made.index_split, made.num_samples = "corpus", Split.valid, num_samples
+    made.config = SimpleNamespace(sequence_length=8, add_extra_token_to_sequence=True)
+    launch = LauncherState(LauncherOptions(MagiConfig()))
+    wrapped: Any = wrap_count_epochs(GPTDataset._get_num_epochs, launch)
+    count = functools.partial(wrapped, made)
+    assert count(9) == 1
+    if fails:
+        with pytest.raises(ValueError, match="leave a document of corpus for valid, got none"):
+            count(0)
+    else:
+        assert count(0) == 1

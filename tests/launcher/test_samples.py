@@ -249,10 +249,8 @@ def test_every_stage_with_documents_has_a_data_set(
         self.is_built = is_built_on_rank()
 
     launch = launch_of(LENGTH, reset_attention_mask=documents)
-    config = SimpleNamespace(split_matrix=[(0, 1), None, None])
-    wrap_dataset_builder(build, launch)(made, "GPT", [1], lambda: False, config=config)
+    wrap_dataset_builder(build, launch)(made, "GPT", [1], lambda: False, config=None)
     assert made.is_built == (documents and rank == 0)
-    assert launch.shares == config.split_matrix
 
 
 @pytest.mark.parametrize(("mask", "lines"), [([0, 0], 1), ([0, 1], 0)])
