@@ -21,13 +21,13 @@
 //   4. dS^T = P^T * dP^T                    16 bit, to shared memory; both warpgroups meet
 //   5. dQ = dS K over all 128 keys          m64n(D/2): half of the columns per warpgroup
 //   6. dK += dS^T(r) Q                      m64nD
-// Where Traits::kScalesP, P and so dS come multiplied by softmax_scale, and dV is divided by it when
-// it leaves; elsewhere dQ and dK are multiplied.
-// With softcap, S^T is the plain product, t = tanh(scale / softcap * S^T), P^T = exp2(softcap *
-// log2(e) * t - lse * log2(e)), dS^T = P^T * (1 - t^2) * dP^T, and lse is read by the consumers.
+// Where Traits::kScalesP, P and so dS come multiplied by softmax_scale, and dV is divided by it
+// when it leaves; elsewhere dQ and dK are multiplied. With softcap, S^T is the plain product, t =
+// tanh(scale / softcap * S^T), P^T = exp2(softcap * log2(e) * t - lse * log2(e)), dS^T = P^T * (1 -
+// t^2) * dP^T, and lse is read by the consumers.
 //
 // dS is double buffered, so one meeting per step is enough: who passes meeting n + 1 knows that
-// both have finished reading the dS of step n. dQ and dK are scaled when they leave.
+// both have finished reading the dS of step n.
 //
 // Two facts shape the order (docs/design/backward_kernel.md has the measurements):
 // - Shared memory moves 128 bytes a clock, which m64n64 products of two shared operands use up
