@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 LIBRARIES = {"torch", "sympy", "numpy"}
 """They have most modules of a run, and import nothing that is replaced here."""
 
 
-def replace_everywhere(*replaced: tuple[Any, Any], within: str = "") -> None:
+class Swap(NamedTuple):
+    """What modules are to have in place of what."""
+
+    original: Any
+    replacement: Any
+
+
+def replace_everywhere(*swaps: Swap, within: str = "") -> None:
     """Rebind every module attribute that is an original, in all modules imported so far.
 
     A pretrain script and `megatron.training` import functions by `from ... import name`. In
     whatever order they were imported, all see the replacement; so do modules imported later.
 
     Args:
-        replaced: Pairs of an original and its replacement.
+        swaps: In one pass; none may replace another one's replacement.
         within: Prefix of the names of the modules to search; default: all but LIBRARIES.
     """
-    replacements = {id(original): replacement for original, replacement in replaced}
+    replacements = {id(swap.original): swap.replacement for swap in swaps}
     for name, module in list(sys.modules.items()):
         if not name.startswith(within) or name.partition(".")[0] in LIBRARIES:
             continue
@@ -36,4 +43,4 @@ def wrap_in_megatron(module: Any, name: str, wrap: Callable[[Any], Any]) -> None
     it. One that is wrapped already stays."""
     stock = getattr(module, name)
     if not hasattr(stock, "__wrapped__"):
-        replace_everywhere((stock, wrap(stock)), within="megatron.")
+        replace_everywhere(Swap(stock, wrap(stock)), within="megatron.")

@@ -17,7 +17,7 @@ import torch
 from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.adapter.compat import REMEDY, write_checkpoints_in_process
 from megatron_magi.adapter.cpu import install_cpu_runtime
-from megatron_magi.adapter.monkeypatch import replace_everywhere
+from megatron_magi.adapter.monkeypatch import Swap, replace_everywhere
 
 
 def install_cpu_training() -> bool:
@@ -39,7 +39,7 @@ def install_cpu_training() -> bool:
 
     start = initialize.initialize_megatron
     if not isinstance(start, functools.partial):  # a patched script calls this a second time
-        replace_everywhere((start, functools.partial(_initialize, start)))
+        replace_everywhere(Swap(start, functools.partial(_initialize, start)))
     for owner in (initialize, training):
         owner.set_jit_fusion_options = _do_nothing
     return True

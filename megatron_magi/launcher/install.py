@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from megatron_magi import recipe
 from megatron_magi.adapter import MEGATRON_VERSION
-from megatron_magi.adapter.monkeypatch import replace_everywhere
+from megatron_magi.adapter.monkeypatch import Swap, replace_everywhere
 from megatron_magi.launcher.cpu import install_cpu_training, skip_compilation_of_wheels
 from megatron_magi.launcher.flags import LauncherOptions, take_flags
 
@@ -65,6 +65,6 @@ def put_in_place(points: Iterable[HookPoint], launch: LauncherState) -> None:
             continue
         setattr(owner, name, replacement)
         if point.everywhere:
-            everywhere.append((original, replacement))
+            everywhere.append(Swap(original, replacement))
         launch.installed.append(point.name)
     replace_everywhere(*everywhere)

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from megatron_magi.adapter.monkeypatch import replace_everywhere
+from megatron_magi.adapter.monkeypatch import Swap, replace_everywhere
 
 
 def original() -> str:
@@ -36,14 +36,14 @@ def importer(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_every_name_is_rebound(importer: ModuleType) -> None:
     taken = original
-    replace_everywhere((taken, replacement))
+    replace_everywhere(Swap(taken, replacement))
     assert importer.original is importer.another_name is importer._private is replacement
     assert original is replacement and taken is not replacement
 
 
 def test_what_is_no_module_attribute_stays(importer: ModuleType) -> None:
     taken = original
-    replace_everywhere((taken, replacement))
+    replace_everywhere(Swap(taken, replacement))
     assert importer.equal.original is taken and importer.listed == [taken]
 
 
@@ -51,16 +51,16 @@ def test_the_running_script_is_rebound(monkeypatch: pytest.MonkeyPatch) -> None:
     script = ModuleType("__main__")
     script.imported_by_name = original
     monkeypatch.setitem(sys.modules, "__main__", script)
-    replace_everywhere((original, replacement))
+    replace_everywhere(Swap(original, replacement))
     assert script.imported_by_name is replacement
 
 
 def test_identity_counts_and_not_equality(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("a_module")
-    module.first, module.second = [1], [1]
+    module.first, module.second, module.third = [1], [1], [1]
     monkeypatch.setitem(sys.modules, "a_module", module)
-    replace_everywhere((module.first, "other"))
-    assert module.first == "other" and module.second == [1]
+    replace_everywhere(Swap(module.first, "one"), Swap(module.third, "another"))
+    assert (module.first, module.second, module.third) == ("one", [1], "another")
 
 
 def test_odd_entries_of_sys_modules_are_passed_by(
@@ -71,5 +71,5 @@ def test_odd_entries_of_sys_modules_are_passed_by(
 
     monkeypatch.setitem(sys.modules, "absent", None)
     monkeypatch.setitem(sys.modules, "no_dict", NoDict())
-    replace_everywhere((original, replacement))
+    replace_everywhere(Swap(original, replacement))
     assert importer.original is replacement

@@ -11,7 +11,7 @@ import torch
 
 import megatron_magi
 from megatron_magi.adapter import cpu
-from megatron_magi.adapter.monkeypatch import replace_everywhere
+from megatron_magi.adapter.monkeypatch import Swap, replace_everywhere
 from megatron_magi.adapter.pipeline_agreement import open_pipeline_agreement
 from megatron_magi.launcher import (
     documents,
@@ -114,7 +114,7 @@ def run_every_step_twice() -> None:
 
     original = machine.initialize_rerun_state_machine
     mode = machine.RerunMode.REPORT_DETERMINISM_STATS
-    replace_everywhere((original, lambda **given: original(**{**given, "mode": mode})))
+    replace_everywhere(Swap(original, lambda **given: original(**{**given, "mode": mode})))
 
 
 def validate_as_sft_does() -> None:

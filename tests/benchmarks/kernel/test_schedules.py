@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.kernel.schedules import FwdSchedule, Schedule, backwards, forwards
+from benchmarks.kernel.schedules import FwdSchedule, Schedule, backwards, forwards, in_bands
 from megatron_magi import masks
 from megatron_magi.core.kernel.backend import AttnCall
 from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
@@ -34,14 +34,20 @@ def test_every_schedule_has_its_launch(deterministic: bool) -> None:
     tried = backwards(AttnCall(q, q, q, table, 1.0), key, deterministic)
     schedules = {n: Schedule(*s) for n, s in tried.named["schedules"].items()}
     assert set(tried.calls) == set(schedules) and tried.named["num_sms"] == 132
-    bands = {s.band_rows for s in schedules.values()}
-    assert bands >= ({0} if deterministic else {0, 20480, 13696, 10240})
-    assert (bands == {0}) == deterministic
+    bands = set(in_bands(Schedule(4, 1, in_turns=True), TOKENS))
+    assert bands.isdisjoint(schedules.values()) if deterministic else bands < {*schedules.values()}
     for name, call in tried.calls.items():
         p = call.table.cache["bwd", key, deterministic].params
         s = schedules[name]
         assert s[:4] == (p.num_splits, p.lanes_per_section, bool(p.in_turns), p.whole_heads)
         assert (p.num_items > p.num_tiles) == bool(s.band_rows)
+
+
+def test_bands_are_whole_query_tiles() -> None:
+    split = Schedule(8, 1, in_turns=True)
+    assert [s.band_rows for s in in_bands(split, 65536)] == [32768, 21888, 16384]
+    for other in (split._replace(lanes=8), split._replace(in_turns=False), Schedule(1, 1)):
+        assert not list(in_bands(other, 65536))
 
 
 def test_the_chosen_one_is_among_them() -> None:
