@@ -11,7 +11,7 @@ LIBRARIES = {"torch", "sympy", "numpy"}
 
 
 class Swap(NamedTuple):
-    """What modules are to have in place of what."""
+    """An object, and the one that takes its place in every module."""
 
     original: Any
     replacement: Any
