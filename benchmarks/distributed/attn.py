@@ -318,6 +318,8 @@ def show(rows: list[dict[str, Any]], wrong: list[str], left_out: dict[str, str])
 
 def serve(rank: int, args: argparse.Namespace, store: str, command: str) -> None:
     """One rank; rank 0 prints and writes. Raises SystemExit(1) if results disagreed."""
+    if args.max_connections is not None:
+        os.environ[MAX_CONNECTIONS] = str(args.max_connections)  # CUDA reads it as it starts
     device = join(rank, args.ranks, args.device, store)
     began, rows, failed = time.monotonic(), [], False
     for setting in settings(args):
@@ -354,13 +356,14 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     args.impls = importable(args.impls)
     choose_kernel(args.impls)
-    if args.max_connections is not None:
-        os.environ[MAX_CONNECTIONS] = str(args.max_connections)  # ranks inherit it
     command = "python -m benchmarks.distributed.attn " + " ".join(argv)
     with tempfile.TemporaryDirectory() as folder:
         try:
-            torch.multiprocessing.spawn(
-                serve, (args, f"{folder}/store", command), nprocs=args.ranks
+            torch.multiprocessing.start_processes(
+                serve,
+                (args, f"{folder}/store", command),
+                args.ranks,
+                start_method="spawn" if args.device == "cuda" else "forkserver",
             )
         except torch.multiprocessing.ProcessExitedException as error:
             return error.exit_code

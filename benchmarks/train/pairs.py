@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from argparse import ArgumentParser
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -76,10 +78,23 @@ def unexplained(stock: Case, magi: Case) -> dict[str, tuple[Any, Any]]:
 
 
 def _validated(case: Case) -> dict[str, Any]:
-    options, rest = take_flags(words({**case.all_flags, "data-path": "corpus"}))
-    args = megatron_parser().parse_args(rest)
-    with _environment(case.environment):
-        return dict(vars(validated(args, case.gpus, with_magi=options is not None)))
+    line = words({**case.all_flags, "data-path": "corpus"})
+    return _validated_line(tuple(line), case.gpus, tuple(case.environment.items()))
+
+
+@cache  # a case has several counterparts
+def _validated_line(
+    line: tuple[str, ...], gpus: int, environment: tuple[tuple[str, str], ...]
+) -> dict[str, Any]:
+    options, rest = take_flags(line)
+    args = _parser().parse_args(rest)
+    with _environment(dict(environment)):
+        return dict(vars(validated(args, gpus, with_magi=options is not None)))
+
+
+@cache
+def _parser() -> ArgumentParser:
+    return megatron_parser()
 
 
 @contextmanager
