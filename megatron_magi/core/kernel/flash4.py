@@ -59,11 +59,7 @@ class Flash4Backend(InParts):
     name = "fa4"
 
     def check(self, call: AttnCall) -> None:
-        if call.max_logits is not None:
-            raise NotImplementedError(
-                "the largest logits require the kernel 'cuda' (Hopper) or 'reference', got 'fa4', "
-                "which does not keep them; bound the scores by the norms of q and k rows"
-            )
+        super().check(call)
         if reason := why_not(widths_of(call.q, call.v), call.q.dtype):
             raise NotImplementedError(reason)
 

@@ -47,7 +47,7 @@ class SliceTable:
         return joined(self.slices[:, :2])
 
     def cached(self, key: Hashable, make: Callable[[], V]) -> V:
-        """What ``make`` returned when this key was first asked for."""
+        """The value that ``make`` returned when this key was first asked for."""
         if key not in self.cache:
             with torch.inference_mode(False):  # later calls may save its tensors for backward
                 self.cache[key] = make()

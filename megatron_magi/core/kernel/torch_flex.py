@@ -52,11 +52,7 @@ class FlexBackend(InParts):
     name = "flex"
 
     def check(self, call: AttnCall) -> None:
-        if call.max_logits is not None:
-            raise NotImplementedError(
-                "the largest logits require the kernel 'cuda' (Hopper) or 'reference', got 'flex', "
-                "which does not keep them; bound the scores by the norms of q and k rows"
-            )
+        super().check(call)
         if call.q.dtype not in DTYPES:
             raise NotImplementedError(
                 f"FlexAttention takes bf16, fp16 and fp32, got {call.q.dtype}; cast the inputs or "
