@@ -39,9 +39,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import itertools
-import json
 import os
 import random
 import re
@@ -82,7 +80,7 @@ from benchmarks.distributed.te import (
 from benchmarks.distributed.zigzag import AllGatherZigzag
 from benchmarks.lib.masks import MASKS
 from benchmarks.lib.options import at_least, head_counts, list_of, new_file
-from benchmarks.lib.record import describe
+from benchmarks.lib.record import describe, write_record
 from benchmarks.lib.timing import MOST_DIFFERENCE, difference
 from megatron_magi import HeadShape, MagiConfig
 from megatron_magi.cli.errors import run_cli
@@ -339,13 +337,11 @@ def serve(rank: int, args: argparse.Namespace, store: str, command: str) -> None
 
 
 def write(args: argparse.Namespace, rows: list[dict[str, Any]], command: str) -> None:
-    if args.record is None:
-        return
-    meta = {**describe(command, args.commit), "date": str(datetime.date.today())}
+    meta = describe(command, args.commit)
     meta["max_connections"] = os.environ.get(MAX_CONNECTIONS)
     if args.device == "cuda":
         meta["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    args.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
+    write_record(args.record, meta, rows)
 
 
 def main(argv: list[str] | None = None) -> int:

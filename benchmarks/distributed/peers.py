@@ -7,7 +7,6 @@ T rows of this rank, S of the sequence, R ranks, H query heads, G key/value head
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -83,7 +82,8 @@ class Ring:
     def __init__(self, x: Problem) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.layout = ZigzagLayout.of(x.mask, self.ranks)
-        q, k, v, self.dout = (self._local(t) for t in (x.q, x.k, x.v, x.dout))
+        parts = (self.layout.local(t, self.rank) for t in (x.q, x.k, x.v, x.dout))
+        q, k, v, self.dout = parts
         self.q, self.kv = q, torch.stack([k, v])
         slices = [self._slices(x.mask, self.source(step)) for step in range(self.ranks)]
         self.tables = [SliceTable(s, len(q), len(k)) if len(s) else None for s in slices]
@@ -155,29 +155,16 @@ class Ring:
         works: list[dist.Work] = dist.batch_isend_irecv(ops)
         return works
 
-    def _local(self, x: Tensor) -> Tensor:
-        """The rank's rows; padding is 0."""
-        rows = torch.from_numpy(self.layout.rows[self.rank]).to(x.device)
-        local = x.new_zeros(len(rows), *x.shape[1:])
-        local[rows >= 0] = x[rows[rows >= 0]]
-        return local
-
     def _slices(self, mask: AttnMask, source: int) -> Int32Array:
         """The mask of this rank's rows over the source's, both in their local order."""
         pieces = [np.zeros((0, 6), np.int32)]
-        for q_local, q_row, q_len in _runs(self.layout.rows[self.rank]):
-            for k_local, k_row, k_len in _runs(self.layout.rows[source]):
+        for q_local, q_row, q_len in self.layout.runs(self.rank):
+            for k_local, k_row, k_len in self.layout.runs(source):
                 cut = solver.cut_slices(mask.slices, q_row, q_row + q_len, k_row, k_row + k_len)
                 down, right = q_local - q_row, k_local - k_row
                 moved = np.array([down, down, right, right, right - down, right - down], np.int32)
                 pieces.append(cut + moved)
         return np.concatenate(pieces)
-
-
-def _runs(rows: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """(local row, row of the sequence, length) of every run of following rows; no padding."""
-    edges = np.flatnonzero(np.diff(rows, prepend=-9, append=-9) != 1)
-    return [(int(a), int(rows[a]), int(b - a)) for a, b in pairwise(edges) if rows[a] >= 0]
 
 
 def _wait(works: list[dist.Work]) -> None:

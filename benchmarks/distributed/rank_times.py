@@ -17,23 +17,20 @@ here; tests/core/runtime does that.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.distributed.packs import pack, packs
 from benchmarks.lib.masks import MASKS
-from benchmarks.lib.options import at_least
-from benchmarks.lib.record import describe
+from benchmarks.lib.options import at_least, list_of, new_file
+from benchmarks.lib.record import describe, write_record
+from benchmarks.lib.timing import in_turn
 from megatron_magi import AttnMask, HeadShape, MagiConfig
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
@@ -142,17 +139,9 @@ def measure(name: str, tokens: int, args: argparse.Namespace) -> dict[str, Any]:
 
 def timed(calls: Calls, turns: int) -> dict[str, float]:
     """Medians in milliseconds."""
-    order, times = random.Random(0), {name: [] for name in calls}
-    for turn in range(WARM_TURNS + turns):
-        for name in order.sample(list(calls), len(calls)):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(BUSY_CYCLES)
-            begin.record()
-            calls[name]()
-            end.record()
-            end.synchronize()
-            if turn >= WARM_TURNS:
-                times[name].append(begin.elapsed_time(end))
+    for call in [*calls.values()] * WARM_TURNS:
+        call()
+    times = in_turn({name: [call] for name, call in calls.items()}, turns, BUSY_CYCLES)
     return {name: statistics.median(took) for name, took in times.items()}
 
 
@@ -175,35 +164,24 @@ def main(argv: list[str] | None = None) -> int:
     if unknown := {name for name in names if not packs(name)} - set(MASKS):
         raise SystemExit(f"error: --masks takes {', '.join(MASKS)} and packs as d1:0-6, got "
                          f"{', '.join(sorted(unknown))}")  # fmt: skip
-    _check(args)
+    if not args.dry and not torch.cuda.is_available():
+        raise UsageError("kernel times need a GPU, got none; pass --dry for plans alone")
     rows = []
     for tokens in args.tokens:
         for name in names:
             rows.append(measure(name, tokens, args))
             print(line(rows[-1]), flush=True)
-            if args.record:
-                command = "python -m benchmarks.distributed.rank_times " + " ".join(argv)
-                meta = {**describe(command, args.commit), "date": str(datetime.date.today())}
-                args.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
+            command = "python -m benchmarks.distributed.rank_times " + " ".join(argv)
+            write_record(args.record, describe(command, args.commit), rows)
     return 0
-
-
-def _check(args: argparse.Namespace) -> None:
-    """Before anything is measured."""
-    if args.record and not args.record.parent.is_dir():
-        raise UsageError(f"--record needs a folder that exists, got {args.record}; make it first")
-    if not args.dry and not torch.cuda.is_available():
-        raise UsageError("kernel times need a GPU, got none; pass --dry for plans alone")
-
-
-def _lengths(text: str) -> list[int]:
-    return [at_least(1)(word) for word in text.split(",")]
 
 
 def parser() -> argparse.ArgumentParser:
     made = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--masks", default=DEFAULT_MASKS)
-    made.add_argument("--tokens", type=_lengths, default="4096,8192,16384", help="of every rank")
+    made.add_argument(
+        "--tokens", type=list_of(at_least(1)), default="4096,8192,16384", help="of every rank"
+    )
     made.add_argument("--ranks", type=at_least(1), default=2)
     made.add_argument("--overlap-degree", type=at_least(1), help="default: as planned")
     made.add_argument(
@@ -211,7 +189,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--turns", type=at_least(1), default=10)
     made.add_argument("--dry", action="store_true", help="plan, without a GPU")
-    made.add_argument("--record", type=Path, help="write a JSON record")
+    made.add_argument("--record", type=new_file, help="write a JSON record")
     made.add_argument("--commit", help="for the record, where there is no git")
     return made
 

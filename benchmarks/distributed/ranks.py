@@ -6,18 +6,21 @@ import torch
 import torch.distributed as dist
 
 
-def join(rank: int, num_ranks: int, kind: str, store: str) -> torch.device:
+def join(
+    rank: int, num_ranks: int, kind: str, store: str, *, one_gpu: bool = False
+) -> torch.device:
     """Make this process one of the ranks; returns its device, the current one on a GPU.
 
     Args:
         kind: "cuda", with NCCL and a GPU of its own for every rank, or "cpu", with gloo.
         store: a file that all ranks see and that does not exist yet.
+        one_gpu: all ranks share the first GPU, with gloo: NCCL takes one rank a GPU.
     """
-    device = torch.device(kind, rank) if kind == "cuda" else torch.device("cpu")
+    device = torch.device(kind, 0 if one_gpu else rank) if kind == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "nccl" if device.type == "cuda" and not one_gpu else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=num_ranks)
     return device

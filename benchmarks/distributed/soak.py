@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import json
 import os
 import platform
 import random
@@ -35,8 +34,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import megatron_magi as magi
-from benchmarks.lib.options import at_least, positive
-from benchmarks.lib.record import describe
+from benchmarks.distributed.ranks import join
+from benchmarks.lib.options import at_least, new_file, positive
+from benchmarks.lib.record import describe, write_record
 from benchmarks.lib.timing import difference
 from megatron_magi import AttnMask, HeadShape, MagiConfig, masks
 from megatron_magi.cli.errors import run_cli
@@ -233,18 +233,9 @@ def growth(memory: list[dict[str, float]], name: str) -> float:
 
 def serve(rank: int, args: argparse.Namespace, store: str, results: Any) -> None:
     """One rank; sends what it found."""
-    gpu = 0 if args.one_gpu else rank
-    device = torch.device(args.device, gpu) if args.device == "cuda" else torch.device("cpu")
     if args.one_gpu:
         _allow_sharing()
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)
-    backend = "nccl" if device.type == "cuda" and not args.one_gpu else "gloo"
-    dist.init_process_group(
-        backend, init_method=f"file://{store}", rank=rank, world_size=args.ranks
-    )
+    device = join(rank, args.ranks, args.device, store, one_gpu=args.one_gpu)
     soak = Soak(args, device)
     try:
         soak.run()
@@ -257,8 +248,7 @@ def serve(rank: int, args: argparse.Namespace, store: str, results: Any) -> None
 
 
 def _allow_sharing() -> None:
-    """Let this process read the memory of others on its GPU, before it touches one; NCCL takes one
-    rank a GPU."""
+    """Let this process read the memory of others on its GPU, before it touches one."""
     os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
     from megatron_magi.core.comm import transport_choice
 
@@ -268,8 +258,6 @@ def _allow_sharing() -> None:
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args = parser().parse_args(argv)
-    if args.record and not args.record.parent.is_dir():
-        raise UsageError(f"--record needs a folder that exists, got {args.record}; make it first")
     num_gpus = torch.cuda.device_count()
     if args.device == "cuda" and num_gpus < (1 if args.one_gpu else args.ranks):
         raise UsageError(
@@ -290,11 +278,9 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{last['iterations']} iterations in {last['s']:.0f} s on {args.ranks} ranks")
     print(f"{num_wrong} wrong results", *found[0]["wrong"], sep="\n  ")
     print("memory grown, MiB by rank:", {k: [round(x, 1) for x in v] for k, v in grown.items()})
-    if args.record:
-        command = "python -m benchmarks.distributed.soak " + " ".join(argv)
-        meta = {**describe(command, args.commit), "python": platform.python_version()}
-        record = {"meta": meta, "grown_mib": grown, "rows": found}
-        args.record.write_text(json.dumps(record, indent=1) + "\n")
+    command = "python -m benchmarks.distributed.soak " + " ".join(argv)
+    meta = {**describe(command, args.commit), "python": platform.python_version()}
+    write_record(args.record, meta, found, grown_mib=grown)
     return int(num_wrong > 0 or any(x > GROWTH_MIB for xs in grown.values() for x in xs))
 
 
@@ -307,7 +293,7 @@ def parser() -> argparse.ArgumentParser:
                       help="most tokens of a rank")  # fmt: skip
     made.add_argument("--iterations", type=at_least(1), default=1000)
     made.add_argument("--seconds", type=positive, help="instead of a number of iterations")
-    made.add_argument("--record", type=Path, help="write a JSON record")
+    made.add_argument("--record", type=new_file, help="write a JSON record")
     made.add_argument("--commit", help="for the record, where there is no git")
     return made
 

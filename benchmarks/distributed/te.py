@@ -130,9 +130,7 @@ class TransformerEngine:
 
     def _local(self, x: Tensor) -> Tensor:
         """This rank's rows, [T, H, D] packed, [T, 1, H, D] otherwise; padding is 0."""
-        rows = torch.from_numpy(self.layout.rows[dist.get_rank()]).to(x.device)
-        local = x.new_zeros(len(rows), *x.shape[1:])
-        local[rows >= 0] = x[rows[rows >= 0]]
+        local = self.layout.local(x, dist.get_rank())
         return local if self.rule.is_packed else local.unsqueeze(1)
 
 

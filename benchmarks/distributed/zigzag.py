@@ -59,19 +59,26 @@ class ZigzagLayout:
         rows = np.concatenate(self.rows)
         return np.argsort(np.where(rows < 0, self.num_rows, rows), kind="stable")
 
-    def local_slices(self, mask: AttnMask, rank: int) -> npt.NDArray[np.int32]:
-        """The mask of the rank's rows over all keys in natural order."""
+    def local(self, x: Tensor, rank: int) -> Tensor:
+        """[T, ...]: the rank's rows of [S, ...]; padding is 0."""
+        rows = torch.from_numpy(self.rows[rank]).to(x.device)
+        local = x.new_zeros(len(rows), *x.shape[1:])
+        local[rows >= 0] = x[rows[rows >= 0]]
+        return local
+
+    def runs(self, rank: int) -> list[tuple[int, int, int]]:
+        """(local row, row of the sequence, length) of every run of following rows; no padding."""
         rows = self.rows[rank]
         edges = np.flatnonzero(np.diff(rows, prepend=-9, append=-9) != 1)
-        runs = [(a, b) for a, b in pairwise(edges) if rows[a] >= 0]
-        pieces = []
-        for local, end in runs:
-            start = int(rows[local])
-            cut = solver.cut_slices(
-                mask.slices, start, start + int(end - local), 0, mask.total_seqlen_k
-            )
-            pieces.append(cut + np.array([1, 1, 0, 0, -1, -1], np.int32) * int(local - start))
-        return np.concatenate([np.zeros((0, 6), np.int32), *pieces])
+        return [(int(a), int(rows[a]), int(b - a)) for a, b in pairwise(edges) if rows[a] >= 0]
+
+    def local_slices(self, mask: AttnMask, rank: int) -> npt.NDArray[np.int32]:
+        """The mask of the rank's rows over all keys in natural order."""
+        pieces = [np.zeros((0, 6), np.int32)]
+        for local, start, length in self.runs(rank):
+            cut = solver.cut_slices(mask.slices, start, start + length, 0, mask.total_seqlen_k)
+            pieces.append(cut + np.array([1, 1, 0, 0, -1, -1], np.int32) * (local - start))
+        return np.concatenate(pieces)
 
 
 class AllGatherZigzag:
@@ -82,20 +89,14 @@ class AllGatherZigzag:
     def __init__(self, x: Problem) -> None:
         rank = dist.get_rank()
         self.layout = ZigzagLayout.of(x.mask, dist.get_world_size())
-        self.q, self.k, self.v, self.dout = (self._local(t, rank) for t in (x.q, x.k, x.v, x.dout))
+        parts = (self.layout.local(t, rank) for t in (x.q, x.k, x.v, x.dout))
+        self.q, self.k, self.v, self.dout = parts
         order = torch.from_numpy(self.layout.natural_order())
         self.order = order.to(x.q.device)
         self.inverse = torch.argsort(order).to(x.q.device)
         self.table = SliceTable(self.layout.local_slices(x.mask, rank), len(self.q), len(order))
         self.kernel, self.scale = x.kernel(), x.scale
         self.out, self.lse = self.forward()
-
-    def _local(self, x: Tensor, rank: int) -> Tensor:
-        """The rank's rows; padding is 0."""
-        rows = torch.from_numpy(self.layout.rows[rank]).to(x.device)
-        local = x.new_zeros(len(rows), *x.shape[1:])
-        local[rows >= 0] = x[rows[rows >= 0]]
-        return local
 
     def _keys(self) -> tuple[Tensor, Tensor]:
         return gather(self.k).index_select(0, self.order), gather(self.v).index_select(

@@ -14,7 +14,6 @@ import argparse
 import csv
 import io
 import itertools
-import json
 import shutil
 import subprocess
 import sys
@@ -26,7 +25,7 @@ from benchmarks.kernel.peers import all_peers
 from benchmarks.lib.cell import Case, Inputs
 from benchmarks.lib.masks import MASKS
 from benchmarks.lib.options import at_least, list_of, new_file, one_of
-from benchmarks.lib.record import describe
+from benchmarks.lib.record import describe, write_record
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.kernel.head_dims import HeadDims
@@ -121,8 +120,7 @@ def main(argv: list[str] | None = None) -> None:
         heads = {"heads": ",".join(map(str, args.heads))}
         rows.append({**cell, "million_steps": steps, **count(cell | heads)})
         print(cell, rows[-1]["ns"], flush=True)
-        if args.record:
-            args.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
+        write_record(args.record, meta, rows)
 
 
 if __name__ == "__main__":

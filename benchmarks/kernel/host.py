@@ -15,8 +15,6 @@ itself takes.
 
 from __future__ import annotations
 
-import datetime
-import json
 import random
 import statistics
 import time
@@ -27,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.lib.options import at_least, new_file
-from benchmarks.lib.record import describe
+from benchmarks.lib.record import describe, write_record
 from megatron_magi import flex_flash_attn_func, masks
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
@@ -148,10 +146,8 @@ def main() -> None:
         shown = {"us": statistics.median(us), "min_us": min(us), "max_us": max(us)}
         rows.append({**row, **{k: round(x, 1) for k, x in shown.items()}, "n": len(us)})
         print(f"{name:16s} {shown['us']:6.1f} us (least {shown['min_us']:.1f})", flush=True)
-    if args.record:
-        command = f"python -m benchmarks.kernel.host --bursts {args.bursts}"
-        meta = {**describe(command, args.commit), "date": str(datetime.date.today())}
-        args.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
+    command = f"python -m benchmarks.kernel.host --bursts {args.bursts}"
+    write_record(args.record, describe(command, args.commit), rows)
 
 
 if __name__ == "__main__":

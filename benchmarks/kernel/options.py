@@ -14,7 +14,6 @@ one Hopper GPU.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from benchmarks.kernel.peers import Ours, all_peers
 from benchmarks.kernel.speed import INPUT_SETS, run_cell
 from benchmarks.lib.cell import Call, Case, Direction, Inputs, Level, Peer
 from benchmarks.lib.options import at_least, new_file
-from benchmarks.lib.record import describe
+from benchmarks.lib.record import describe, write_record
 from benchmarks.lib.timing import Budget, Ready, ready, row, time_calls
 from megatron_magi import flex_flash_attn_func
 from megatron_magi.cli.errors import run_cli
@@ -267,8 +266,7 @@ def main(argv: list[str] | None = None) -> int:
                 shown = ("mask", "seqlen", "direction", "size", "impl", "ms", "ratio", "same_bits")
                 print(at.widths.head_dim, *(r[k] for k in shown if k in r), flush=True)
             rows += found
-            if args.record:
-                args.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
+            write_record(args.record, meta, rows)
     return int(failed)
 
 

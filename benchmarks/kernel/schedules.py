@@ -13,8 +13,6 @@ again from. Needs one Hopper GPU.
 from __future__ import annotations
 
 import argparse
-import json
-import random
 import statistics
 import sys
 import time
@@ -27,8 +25,8 @@ import torch
 
 from benchmarks.lib.cell import Case, Inputs
 from benchmarks.lib.options import at_least, list_of, new_file, one_of
-from benchmarks.lib.record import describe
-from benchmarks.lib.timing import SPIN_CYCLES
+from benchmarks.lib.record import describe, write_record
+from benchmarks.lib.timing import SPIN_CYCLES, in_turn
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.kernel.backend import AttnBackend, AttnCall, GradCall
@@ -219,21 +217,10 @@ def launch_of(
 
 def timed(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Medians in ms."""
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in runs}
     for run in runs.values():
         run()
-    for _ in range(rounds):
-        for name in random.sample(list(runs), len(runs)):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(SPIN_CYCLES)
-            begin.record()
-            runs[name]()
-            end.record()
-            events[name].append((begin, end))
-    torch.cuda.synchronize()
-    return {
-        n: statistics.median(a.elapsed_time(b) for a, b in pairs) for n, pairs in events.items()
-    }
+    times = in_turn({name: [run] for name, run in runs.items()}, rounds, SPIN_CYCLES)
+    return {name: statistics.median(ms) for name, ms in times.items()}
 
 
 def measure(x: Inputs, case: Case, direction: str, rounds: int) -> dict[str, Any]:
@@ -287,9 +274,7 @@ def main(argv: list[str] | None = None) -> None:
         for row in cells(args, direction):
             rows.append(row)
             print(" ".join(f"{name} {value}" for name, value in row.items()), flush=True)
-            if args.record:
-                record = {"meta": describe(command, args.commit), "rows": rows}
-                args.record.write_text(json.dumps(record, indent=1) + "\n")
+            write_record(args.record, describe(command, args.commit), rows)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import itertools
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.lib.cell import Call, Case, Direction, Inputs, Level, autograd_call
 from benchmarks.lib.masks import BlockCausal, block_causal, cu_seqlens
-from megatron_magi import AttnMask
+from megatron_magi.magi_attention.mask_type import typed_slices
 
 
 class Imported:
@@ -89,7 +88,13 @@ class Ffa(Imported):
         return None
 
     def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
-        ranges = [_ints(part, x.q.device) for part in typed_ranges(case.mask)]
+        q_ranges, k_ranges, types = typed_slices(case.mask.slices)
+        parts = (
+            q_ranges.to_naive_ranges(),
+            k_ranges.to_naive_ranges(),
+            [kind.to_int_type() for kind in types],
+        )
+        ranges = [_ints(part, x.q.device) for part in parts]
         function = functools.partial(self.package.flex_flash_attn_func, **_asked_for(case))
         return autograd_call(lambda q, k, v: _first(function(q, k, v, *ranges)), case, direction, x)
 
@@ -117,20 +122,3 @@ def _block_arguments(blocks: BlockCausal, device: torch.device) -> dict[str, Any
         "max_seqlen_q": blocks.longest_query,
         "max_seqlen_k": max(blocks.num_keys),
     }
-
-
-def typed_ranges(mask: AttnMask) -> tuple[list[list[int]], list[list[int]], list[int]]:
-    """q_ranges, k_ranges and types 0-3 of the mask: slices cut where an edge of their band begins
-    or ends to matter, so that it runs from corner to corner of each piece."""
-    q_ranges, k_ranges, types = [], [], []
-    for q0, q1, k0, k1, d_lo, d_hi in mask.slices.tolist():
-        # From this row on the first key lies on the band, before that row the last one does.
-        lower_from = max(q0, k0 - d_lo) if q1 - 1 + d_lo > k0 else q1
-        upper_until = min(q1, k1 - d_hi) if q0 + d_hi < k1 - 1 else q0
-        cuts = sorted({q0, lower_from, upper_until, q1})
-        for begin, end in itertools.pairwise(cuts):
-            lower, upper = begin >= lower_from, end <= upper_until
-            q_ranges.append([begin, end])
-            k_ranges.append([begin + d_lo if lower else k0, end + d_hi if upper else k1])
-            types.append(2 * lower + upper)
-    return q_ranges, k_ranges, types

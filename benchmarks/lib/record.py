@@ -77,11 +77,16 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        if self.path is None:
-            return
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps({"meta": self.meta, "rows": self.rows}, indent=1) + "\n")
-        partial.replace(self.path)
+        write_record(self.path, self.meta, self.rows)
+
+
+def write_record(path: Path | None, meta: dict[str, Any], rows: list[Any], **more: Any) -> None:
+    """Write a record, or replace it as a whole; nothing without a path."""
+    if path is None:
+        return
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({"meta": meta, **more, "rows": rows}, indent=1) + "\n")
+    partial.replace(path)
 
 
 def record_of(path: Path, program: str, keys: Sequence[str] = ()) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,13 +79,23 @@ def time_calls(cell: dict[str, Ready], budget: Budget) -> dict[str, list[float]]
         for sets in calls.values():
             sets[0]()
     torch.cuda.synchronize()
+    return in_turn(calls, budget.rounds_of(round_ms), budget.spin_cycles)
+
+
+def in_turn(
+    calls: Mapping[str, Sequence[Callable[[], object]]], count: int, spin_cycles: int
+) -> dict[str, list[float]]:
+    """Milliseconds of every round; see time_calls. Nothing is warmed up here.
+
+    Args:
+        count: rounds.
+        spin_cycles: see Budget.
+    """
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in calls}
-    for turn, name in rounds(list(calls), budget.rounds_of(round_ms)):
+    for turn, name in rounds(list(calls), count):
         sets = calls[name]
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(
-            budget.spin_cycles
-        )  # the host runs ahead, so that its launch is not timed
+        torch.cuda._sleep(spin_cycles)  # the host runs ahead, so that its launch is not timed
         begin.record()
         sets[turn % len(sets)]()
         end.record()

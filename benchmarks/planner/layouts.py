@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lib.options import at_least, new_file
-from benchmarks.lib.record import Record, record_of
+from benchmarks.lib.record import record_of, write_record
 from benchmarks.planner.plans import DISTRIBUTIONS, SEED, meta
 from megatron_magi.balance.layout_times import Machine
 from megatron_magi.cli.errors import run_cli
@@ -53,10 +53,7 @@ def main() -> int:
     print("\n".join(table(rows)))
     if options.out:
         made = {**meta(), "heads": asdict(HEADS), "model": asdict(MODEL), "steps": STEPS}
-        made["units"] = "seconds"
-        record = Record(options.out, made)
-        record.rows = rows
-        record.write()
+        write_record(options.out, {**made, "units": "seconds"}, rows)
     return 0
 
 

@@ -9,7 +9,6 @@ until the sequence is full; "cut" cuts them at a quarter of the sequence first.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import statistics
@@ -24,12 +23,14 @@ import numpy as np
 
 from benchmarks.lib.command import command_line
 from benchmarks.lib.options import at_least, new_file
+from benchmarks.lib.record import write_record
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.config import CostTable, MagiConfig
 from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.plan import AttnPlan, HeadShape, make_attn_plan
 from megatron_magi.core.plan.token_layout import choose_token_layout
+from megatron_magi.masks import from_cu_seqlens
 
 HEADS = HeadShape(64, 8, 128)
 SEED = 42
@@ -83,11 +84,7 @@ def sample_lengths(name: str, total: int, cut: bool, rng: np.random.Generator) -
 
 
 def packed_causal(lengths: list[int]) -> AttnMask:
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    low = np.full_like(ends, -(2**31))
-    rows = np.stack([starts, ends, starts, ends, low, low * 0], 1).astype(np.int32)
-    return AttnMask(rows, int(ends[-1]), int(ends[-1]))
+    return from_cu_seqlens(np.cumsum([0, *lengths]))
 
 
 def packs(setting: Setting, count: int) -> Iterator[AttnMask]:
@@ -252,10 +249,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="cp 4 and 8, cut documents only")
     parser.add_argument("--out", type=new_file, help="record to write")
     given = parser.parse_args()
-    record = {"meta": meta(), "rows": run(given.packs, given.quick)}
-    if given.out:
-        given.out.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"wrote {given.out}")
+    write_record(given.out, meta(), run(given.packs, given.quick))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lib.options import at_least, list_of, new_file
+from benchmarks.lib.record import write_record
 from benchmarks.planner.plans import HEADS, meta, packed_causal
 from megatron_magi import masks
 from megatron_magi.cli.errors import run_cli
@@ -106,8 +107,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in BUILDERS:
             rows.append(measure(name, tokens, given.rounds))
             print(json.dumps(rows[-1]), flush=True)
-    if given.out:
-        given.out.write_text(json.dumps({"meta": meta(), "rows": rows}, indent=1) + "\n")
+    write_record(given.out, meta(), rows)
     return 0
 
 

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -30,9 +28,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import megatron_magi as magi
 from benchmarks.lib.command import command_line, require_torchrun
-from benchmarks.lib.options import at_least, list_of
+from benchmarks.lib.options import at_least, list_of, new_file
 from benchmarks.lib.packed import Packed, cut_at_random, packed
-from benchmarks.lib.record import describe
+from benchmarks.lib.record import describe, write_record
 from benchmarks.lib.steps import figures, timed
 from benchmarks.lib.timing import rounds
 from examples import fsdp2 as example
@@ -259,7 +257,7 @@ def main() -> int:
     parser.add_argument("--length", type=at_least(256), default=32768, help="tokens of a sample")
     parser.add_argument("--document", type=at_least(1), default=2048, help="mean length of one")
     parser.add_argument("--rounds", type=at_least(1), default=9)
-    parser.add_argument("--record", type=Path)
+    parser.add_argument("--record", type=new_file)
     parser.add_argument("--commit")
     options = parser.parse_args()
     require_torchrun()
@@ -275,9 +273,8 @@ def main() -> int:
         if dist.get_rank() == 0:
             for row in rows[-len(options.ways) :]:
                 print(row, flush=True)
-            if options.record:
-                meta = {**describe(command_line(), options.commit), "sizes": SIZES}
-                options.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1))
+            meta = {**describe(command_line(), options.commit), "sizes": SIZES}
+            write_record(options.record, meta, rows)
     dist.destroy_process_group()
     return 0 if all(row["agrees"] for row in rows) else 1
 

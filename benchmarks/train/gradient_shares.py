@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from benchmarks.lib.record import describe
+from benchmarks.lib.record import describe, write_record
 from benchmarks.train.gradient_gates import Judged, Kind, Row, comparisons, report, rows
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
@@ -104,8 +104,7 @@ def add(path: Path, new: list[Row], commit: str | None) -> None:
         held = json.loads(path.read_text())
     cell = new[0]["weights"], new[0]["beside"]
     others = [row for row in held["rows"] if (row["weights"], row["beside"]) != cell]
-    held["rows"] = [*others, *new]
-    path.write_text(json.dumps(held, indent=1) + "\n")
+    write_record(path, held["meta"], [*others, *new])
 
 
 def control(text: str) -> tuple[Path, Path]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import os
 import random
 import re
@@ -32,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.command import command_line
-from benchmarks.lib.options import at_least, positive
-from benchmarks.lib.record import describe
+from benchmarks.lib.options import at_least, new_file, positive
+from benchmarks.lib.record import describe, write_record
 from benchmarks.train.corpora import corpus
 from benchmarks.train.pretrain_cases import AGREE, WORK, Case, Flags
 from benchmarks.train.pretrain_te import delta_net_cases, flag_cases, four_gpu_cases
@@ -77,7 +76,7 @@ def main() -> None:
                 return
             rows.append({"round": shared.number, **run_case(case, options, shared, pool)})
             print(summary(rows[-1]), flush=True)
-            options.record.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1))
+            write_record(options.record, meta, rows)
 
     with pool, ThreadPoolExecutor(options.at_once) as threads:
         for number in range(options.rounds):
@@ -138,7 +137,7 @@ def parse() -> argparse.Namespace:
     parser = CommandParser(description=__doc__)
     parser.add_argument("part", choices=tuple(PARTS))
     parser.add_argument("--megatron", type=Path, required=True, help="a Megatron-LM checkout")
-    parser.add_argument("--record", type=Path, required=True)
+    parser.add_argument("--record", type=new_file, required=True)
     parser.add_argument("--rounds", type=at_least(1), default=1)
     parser.add_argument("--limit-s", type=positive, default=1e9, help="start no case after it")
     parser.add_argument("--only", nargs="*", help="cases whose name has one of these words")
@@ -152,8 +151,6 @@ def parse() -> argparse.Namespace:
         parser.error("--at-once is for losses: times of cases that share GPUs mean nothing")
     if not (options.megatron / "pretrain_gpt.py").is_file():
         parser.error(f"--megatron needs a checkout with pretrain_gpt.py, got {options.megatron}")
-    if not options.record.parent.is_dir():
-        parser.error(f"--record needs a folder that exists, got {options.record}")
     return options
 
 

@@ -31,7 +31,7 @@ from benchmarks.lib.command import command_line, require_torchrun
 from benchmarks.lib.masks import SHORT_DOCS, documents
 from benchmarks.lib.options import at_least, list_of, new_file, positive
 from benchmarks.lib.packed import Packed, packed, shuffled
-from benchmarks.lib.record import Record, describe
+from benchmarks.lib.record import describe, write_record
 from benchmarks.lib.steps import figures, timed
 from benchmarks.lib.timing import rounds
 from megatron_magi.cli.errors import run_cli
@@ -204,13 +204,7 @@ def recorder(options: argparse.Namespace) -> Callable[[list[dict[str, Any]]], No
         **describe(command_line(), options.commit), "ranks": dist.get_world_size(),
         "torchtitan": options.torchtitan_commit, "size": asdict(Size.on(DEVICE)),
     }  # fmt: skip
-    record = Record(options.record, meta)
-
-    def save(rows: list[dict[str, Any]]) -> None:
-        record.rows = rows
-        record.write()
-
-    return save
+    return functools.partial(write_record, options.record, meta)
 
 
 def main() -> int:

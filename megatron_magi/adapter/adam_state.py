@@ -21,10 +21,8 @@ import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 
-def choose_update(optimizer: Any, fused: bool | None = None) -> None:
-    """Let every torch Adam of a Megatron optimizer update in one kernel; None: if CUDA is
-    available."""
-    fused = torch.cuda.is_available() if fused is None else fused
+def choose_update(optimizer: Any, fused: bool) -> None:
+    """Let every torch Adam of a Megatron optimizer update in one kernel, or in a chain of them."""
     for _, adam in _torch_adams(optimizer):
         for group in adam.param_groups:
             group.update(fused=fused or None, foreach=False if fused else None)
@@ -53,12 +51,16 @@ def prepare_to_load(optimizer: Any) -> None:
             part._set_main_param_and_optimizer_states = partial(_set_state_but_step, part)
 
 
-def finish_loading(optimizer: Any) -> None:
-    """Repair a Megatron optimizer after its `load_state_dict`."""
+def finish_loading(optimizer: Any, fused: bool) -> None:
+    """Repair a Megatron optimizer after its `load_state_dict`.
+
+    Args:
+        fused: how this run updates; a loaded group has the saved run's choice.
+    """
     for _, adam in _torch_adams(optimizer):
         for state in adam.state.values():
             state["step"] = state["step"].clone()
-    choose_update(optimizer)  # because a loaded group has the saved run's choice
+    choose_update(optimizer, fused)
 
 
 def _torch_adams(optimizer: Any) -> Iterator[tuple[Any, Any]]:

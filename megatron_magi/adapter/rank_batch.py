@@ -47,11 +47,8 @@ class LocalBatch:
     batch: Batch | None
     """Local rows; None on pipeline stages with neither an embedding nor a loss."""
 
-    packed_seq_params: MagiPackedSeqParams | None
-    """The plans of the microbatch; None for the dense baseline."""
-
-    attention_mask: Tensor | None = None
-    """Dense mask of the baseline, bool [1, 1, T, S], True = hidden (Megatron's convention)."""
+    packed_seq_params: MagiPackedSeqParams
+    """The plans of the microbatch."""
 
     @property
     def loss_mask(self) -> Tensor | None:
@@ -66,7 +63,7 @@ class LocalBatch:
             "position_ids": None if rows is None else rows.position_ids,
             "labels": None if rows is None else rows.labels,
             "loss_mask": self.loss_mask,
-            "attention_mask": self.attention_mask,
+            "attention_mask": None,
             "packed_seq_params": self.packed_seq_params,
         }
 

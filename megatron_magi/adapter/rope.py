@@ -29,9 +29,7 @@ class RowPositions:
 
     @classmethod
     def from_stock(cls, stock: Any) -> Self:
-        """An embedding with the same frequencies and scaling; `stock` itself if it is ours."""
-        if isinstance(stock, cls):
-            return stock
+        """An embedding with the same frequencies and scaling."""
         ours = cls.__new__(cls)
         ours.__dict__.update(stock.__dict__)
         return ours

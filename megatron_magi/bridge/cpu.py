@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
-from megatron_magi.launcher.cpu import install_cpu_training, skip_compilation_of_wheels
+from megatron_magi.launcher.cpu import (
+    do_nothing,
+    install_cpu_training,
+    skip_compilation_of_wheels,
+)
 
 
 def install_cpu_bridge() -> bool:
@@ -20,9 +23,5 @@ def install_cpu_bridge() -> bool:
     from megatron.bridge.training import setup
 
     setup.initialize_megatron = functools.partial(setup.initialize_megatron, allow_no_cuda=True)
-    setup.set_jit_fusion_options = _do_nothing
+    setup.set_jit_fusion_options = do_nothing
     return True
-
-
-def _do_nothing(*args: Any, **kwargs: Any) -> None:
-    pass

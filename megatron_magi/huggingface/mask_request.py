@@ -55,7 +55,8 @@ class MaskRequest:
         Raises:
             ValueError: packed rows of a model that does not give its layers the position ids.
         """
-        if self.made is None or not _same(self.made[0], (position_ids, cu_seqlens)):
+        given = position_ids, cu_seqlens
+        if self.made is None or any(a is not b for a, b in zip(self.made[0], given, strict=True)):
             if self.is_packed and position_ids is None and cu_seqlens is None:
                 raise ValueError(
                     "the layers of a packed batch need position_ids, got none: this model does not "
@@ -63,7 +64,7 @@ class MaskRequest:
                 )
             found = find_documents(self.batch_shape, position_ids, cu_seqlens, self.padding)
             self.has_packed_rows = _are_packed(found, self.batch_shape)
-            self.made = ((position_ids, cu_seqlens), found.mask(self.window))
+            self.made = (given, found.mask(self.window))
         return self.made[1]
 
     @classmethod
@@ -114,13 +115,9 @@ def _are_packed(found: Documents, batch_shape: BatchShape) -> bool:
     return len(set(sequences.tolist())) < len(sequences)
 
 
-def _same(kept: tuple[Any, Any], given: tuple[Any, Any]) -> bool:
-    return all(a is b for a, b in zip(kept, given, strict=True))
-
-
 def _checked_parts(mask_function: Any, is_custom: bool) -> set[str]:
     """The names of the functions that a mask function is made of, if we know them all."""
-    names = {name for name in _parts(mask_function)}
+    names = set(_parts(mask_function))
     others = sorted(names - HONOURED) or ["a function of the model's own"]
     if is_custom or CAUSAL not in names or names - HONOURED:
         raise NotImplementedError(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from megatron_magi.launcher.documents import has_documents
+
 FLAG = "--magi-balance-step"
-DOCUMENTS = ("dataloader_inter_document_masking", "sft", "reset_attention_mask")
-"""Megatron's arguments under which a sample has documents."""
 
 
 def balance_refusals(args: Any, mask_name: str | None) -> Iterator[str]:
@@ -26,7 +26,7 @@ def balance_refusals(args: Any, mask_name: str | None) -> Iterator[str]:
             f"{FLAG} requires the cost of a sample before its rows are read, got --magi-mask "
             f"{mask_name}; leave one of them out"
         )
-    if not any(getattr(args, name, False) for name in DOCUMENTS):
+    if not has_documents(args):
         yield (
             f"{FLAG} requires documents in a sample, got none, so that all samples cost the same; "
             f"pass --dataloader-inter-document-masking, --sft or --reset-attention-mask, or leave "

@@ -16,10 +16,10 @@ from megatron_magi.adapter.graphs import (
     graph_names,
 )
 from megatron_magi.adapter.max_logit import SETTINGS as OF_MAX_LOGITS
-from megatron_magi.launcher.session import BY_CU_SEQLENS, LauncherState, hook
+from megatron_magi.launcher.documents import OF_DOCUMENTS
+from megatron_magi.launcher.session import LauncherState, hook
 from megatron_magi.launcher.state_refusals import PACKAGES, PATTERNS
 
-OF_DOCUMENTS = (*BY_CU_SEQLENS, "reset_attention_mask")
 OTHERS = {
     **dict.fromkeys(OF_DOCUMENTS, "documents change from one microbatch to the next"),
     **dict.fromkeys(OF_MAX_LOGITS, "a replay hands out no logits"),

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from megatron_magi.adapter.adam_state import (
-    choose_update,
-    finish_loading,
-    is_fused,
-    prepare_to_load,
-)
+from megatron_magi.adapter.adam_state import finish_loading, is_fused, prepare_to_load
 from megatron_magi.adapter.compat import write_checkpoints_in_process
 from megatron_magi.launcher.session import LauncherState, hook
 
@@ -24,8 +19,7 @@ def wrap_load_checkpoint(
     fused = is_fused(optimizer)
     prepare_to_load(optimizer)
     result = original(ddp_model, optimizer, *args, **kwargs)
-    finish_loading(optimizer)
-    choose_update(optimizer, fused)  # this run's, not the saved one's
+    finish_loading(optimizer, fused)
     return result
 
 

@@ -41,7 +41,7 @@ def install_cpu_training() -> bool:
     if not isinstance(start, functools.partial):  # a patched script calls this a second time
         replace_everywhere(Swap(start, functools.partial(_initialize, start)))
     for owner in (initialize, training):
-        owner.set_jit_fusion_options = _do_nothing
+        owner.set_jit_fusion_options = do_nothing
     return True
 
 
@@ -70,10 +70,10 @@ def skip_compilation_of_wheels() -> None:
     from megatron.core.datasets import utils
 
     if not (Path(utils.__file__).parent / "Makefile").exists():
-        utils.compile_helpers = _do_nothing
+        utils.compile_helpers = do_nothing
 
 
-def _do_nothing(*args: Any, **kwargs: Any) -> None:
+def do_nothing(*args: Any, **kwargs: Any) -> None:
     pass
 
 

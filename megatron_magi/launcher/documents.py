@@ -14,6 +14,16 @@ from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.mask import MaskOfLayers
 from megatron_magi.launcher.flags import MaskFunction
 
+BY_CU_SEQLENS = ("sft", "dataloader_inter_document_masking")
+"""Megatron's arguments under which every sample has cu_seqlens."""
+OF_DOCUMENTS = (*BY_CU_SEQLENS, "reset_attention_mask")
+"""Megatron's arguments that divide sequences into documents."""
+
+
+def has_documents(args: Any) -> bool:
+    """Returns True if Megatron's arguments divide sequences into documents."""
+    return any(getattr(args, name, False) for name in OF_DOCUMENTS)
+
 
 @dataclass(frozen=True)
 class MaskRequest:

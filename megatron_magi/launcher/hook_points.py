@@ -54,7 +54,7 @@ class HookPoint:
     parameters: tuple[str, ...]
     """Parameters that its signature must have, because the wrapper passes or reads them."""
     wrap: Callable[[Any, Any], Any]
-    """(the original, the Launch) -> what takes its place."""
+    """(the original, the LauncherState) -> what takes its place."""
     first: Minor = FIRST
     last: Minor = LAST
     everywhere: bool = False
@@ -122,7 +122,7 @@ HOOK_POINTS = (
     ),
     HookPoint(
         "gpt-forward", "megatron.core.models.gpt.gpt_model", "GPTModel.forward",
-        ("input_ids", "attention_mask", "labels", "packed_seq_params"), model_hooks.keep_forward,
+        ("input_ids", "attention_mask", "labels", "packed_seq_params"), model_hooks.keep,
     ),
     HookPoint(
         "schedule-plan", "megatron.core.models.gpt.gpt_model", "GPTModel.build_schedule_plan",
@@ -136,33 +136,33 @@ HOOK_POINTS = (
     HookPoint(
         "state-to-stream", "megatron.core.ssm.mamba_context_parallel",
         "_undo_attention_load_balancing", ("input_", "packed_seq_params"),
-        model_hooks.keep_state_exchange,
+        model_hooks.keep,
     ),
     HookPoint(
         "state-to-ranks", "megatron.core.ssm.mamba_context_parallel",
         "_redo_attention_load_balancing", ("input_", "packed_seq_params"),
-        model_hooks.keep_state_exchange,
+        model_hooks.keep,
     ),
     HookPoint(
         "mamba", "megatron.core.ssm.mamba_mixer", "MambaMixer.forward",
-        ("hidden_states", "packed_seq_params"), model_hooks.keep_state_exchange,
+        ("hidden_states", "packed_seq_params"), model_hooks.keep,
     ),
     HookPoint(
         "delta-net", "megatron.core.ssm.gated_delta_net", "GatedDeltaNet.forward",
-        ("hidden_states", "packed_seq_params"), model_hooks.keep_state_exchange, first=(0, 19),
+        ("hidden_states", "packed_seq_params"), model_hooks.keep, first=(0, 19),
     ),
     HookPoint(
         "delta-net-order", "megatron.core.ssm.gated_delta_net.common", "_build_thd_cp_a2a_perm",
-        ("cu_seqlens",), model_hooks.keep_state_exchange, first=(0, 19),
+        ("cu_seqlens",), model_hooks.keep, first=(0, 19),
     ),
     HookPoint(
         "delta-net-documents", "megatron.core.ssm.gated_delta_net.common",
-        "_GDNBase._resolve_cu_seqlens", ("cu_seqlens_actual",), model_hooks.keep_state_exchange,
+        "_GDNBase._resolve_cu_seqlens", ("cu_seqlens_actual",), model_hooks.keep,
         first=(0, 19),
     ),
     HookPoint(
         "delta-product", "megatron.core.ssm.gated_delta_product", "GatedDeltaProductMixer.forward",
-        ("hidden_states", "packed_seq_params"), model_hooks.keep_state_exchange, first=(0, 20),
+        ("hidden_states", "packed_seq_params"), model_hooks.keep, first=(0, 20),
     ),
     HookPoint(
         "final-norm", "megatron.core.transformer.transformer_block", "LayerNormImpl",

@@ -14,11 +14,15 @@ import numpy.typing as npt
 from megatron_magi.adapter.document_plans import document_plans
 from megatron_magi.adapter.model_shape import head_shape, window_layers
 from megatron_magi.core.plan import AttnPlan
-from megatron_magi.launcher.documents import MaskRequest, checked_masks, sequence_bounds
+from megatron_magi.launcher.documents import (
+    MaskRequest,
+    checked_masks,
+    has_documents,
+    sequence_bounds,
+)
 from megatron_magi.launcher.file_samples import FileSamples, open_index
 from megatron_magi.launcher.flags import LauncherOptions
 from megatron_magi.launcher.job_sizes import ModelSizes, dtype_of
-from megatron_magi.launcher.session import BY_CU_SEQLENS
 
 MAX_MICROBATCHES = 4
 FLOPS_OF_A_CELL = 12
@@ -100,11 +104,8 @@ def _flops_of_cells(sizes: Any, cells: int) -> float:
 def _batches(args: Any, count: int) -> tuple[str, list[Bounds]]:
     if getattr(args, "sft", False):
         raise UnknownMask("the conversations of --sft are known when they are tokenised")
-    by_documents = getattr(args, "reset_attention_mask", False) or any(
-        getattr(args, name, False) for name in BY_CU_SEQLENS
-    )
     whole = np.array(sequence_bounds((args.micro_batch_size, args.seq_length)))
-    if not by_documents:
+    if not has_documents(args):
         return "each sample is one document", [whole]
     source, file = _data(args)
     if file is None:

@@ -73,14 +73,9 @@ def build_with_magi(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     return config
 
 
-def keep_forward(original: Callable[..., Any], launch: LauncherState) -> Callable[..., Any]:
-    """`GPTModel.forward` stays; the table checks the arguments that magi's pre-hook reads."""
-    return original
-
-
-def keep_state_exchange(original: Callable[..., Any], launch: LauncherState) -> Callable[..., Any]:
-    """Stays until a model has layers with state; the table checks the arguments that the adapter's
-    replacement reads."""
+def keep(original: Callable[..., Any], launch: LauncherState) -> Callable[..., Any]:
+    """For what stays; the table checks the arguments that magi's pre-hook of `GPTModel.forward`
+    reads, or the adapter's replacement in models that have layers with state."""
     return original
 
 

@@ -17,7 +17,12 @@ from megatron_magi.adapter.packed import (
     pipeline_seq_length,
 )
 from megatron_magi.core.mask.mask import MaskOfLayers
-from megatron_magi.launcher.documents import bounds_of_sample, repeatable
+from megatron_magi.launcher.documents import (
+    BY_CU_SEQLENS,
+    bounds_of_sample,
+    has_documents,
+    repeatable,
+)
 from megatron_magi.launcher.flags import LauncherOptions, MaskFunction
 from megatron_magi.launcher.microbatch_documents import Microbatch
 from megatron_magi.launcher.plan_prefetch import PlansAhead
@@ -25,9 +30,6 @@ from megatron_magi.launcher.step_balance import StepBalance
 
 Key = tuple[tuple[int, ...], MaskOfLayers | None]
 """A microbatch: its boundaries, and the digest of its mask if that is not causal in each."""
-
-BY_CU_SEQLENS = ("sft", "dataloader_inter_document_masking")
-"""Megatron's arguments under which every sample has cu_seqlens."""
 
 NUM_RECENT = 16
 """Microbatches that are remembered; one holds a few index tensors on the device."""
@@ -131,7 +133,7 @@ class LauncherState:
 
     def has_documents(self) -> bool:
         """Returns True if Megatron's arguments divide sequences into documents."""
-        return self.expects_cu_seqlens() or bool(getattr(self.args, "reset_attention_mask", False))
+        return has_documents(self.args)
 
     def eod(self) -> int | None:
         """The token that ends a document; None if documents do not end by it."""

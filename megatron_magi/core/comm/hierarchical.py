@@ -107,7 +107,7 @@ def node_cast(
 
 @dataclass
 class PendingRelay:
-    """Partial sums that return through relays; see Arriving."""
+    """Partial sums that return through relays; see PendingPartials."""
 
     partials: Tensor
     """[first.num_recv, C]: partial sums of the rows that the first exchange brought."""

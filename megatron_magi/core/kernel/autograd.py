@@ -157,9 +157,8 @@ def differentiable_once(backward: Backward) -> Backward:
 
 def refuse_second_derivative(*_: Any) -> NoReturn:
     raise RuntimeError(
-        "attention, the moves of its tokens and the fused parts of a layer can be differentiated "
-        "once, got a second derivative through them; leave out create_graph=True, or use PyTorch's "
-        "own attention and model.fused=off"
+        "attention and the moves of its tokens can be differentiated once, got a second derivative "
+        "through them; leave out create_graph=True, or use PyTorch's own attention"
     )
 
 

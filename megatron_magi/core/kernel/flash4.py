@@ -59,13 +59,57 @@ class Flash4Backend(InParts):
     name = "fa4"
 
     def check(self, call: AttnCall) -> None:
-        check_call(call)
+        super().check(call)
+        if reason := why_not(widths_of(call.q, call.v), call.q.dtype):
+            raise NotImplementedError(reason)
 
     def attend(self, part: Part) -> OutLse:
-        return _attend(part)
+        from flash_attn.cute.interface import _flash_attn_fwd
+
+        call = part.call
+        if _sees_nothing(call):
+            out = call.q.new_zeros((*call.q.shape[:2], call.v.shape[2]))
+            return out, torch.full(call.q.shape[:2], -torch.inf, device=call.q.device)
+        mask = flash4_mask(call.table, call.q.device, part.least_intervals)
+        out, lse, *_ = _flash_attn_fwd(
+            *(x[None] for x in call[:3]),
+            **_numbers(call),
+            mask_mod=mask.visible,
+            aux_tensors=mask.intervals,
+            block_sparse_tensors=mask.forward,
+            pack_gqa=False,
+            return_lse=True,
+        )
+        return clear_empty_rows(out[0], lse[0].T, call.table)
 
     def part_gradients(self, part: Part, grad: GradCall) -> tuple[Tensor, ...]:
-        return _part_gradients(part, grad)
+        """(dq, dk, dv) in the dtype of q; ``grad`` has delta.
+
+        FlashAttention-4 subtracts the row sum of out * dout minus the gradient of lse from the
+        gradient of each probability. It gets 0 for out and minus delta for the gradient of lse, and
+        so subtracts delta.
+        """
+        from flash_attn.cute.interface import _flash_attn_bwd
+
+        call = part.call
+        if _sees_nothing(call):
+            return tuple(torch.zeros_like(x) for x in call[:3])
+        assert grad.delta is not None
+        mask = flash4_mask(call.table, call.q.device, part.least_intervals)
+        dout = grad.dout.to(call.q.dtype).contiguous()[None]
+        lse = grad.lse.masked_fill(grad.lse.isneginf(), 0.0)
+        gradients: tuple[Tensor, ...] = _flash_attn_bwd(
+            *(x[None] for x in call[:3]),
+            torch.zeros_like(dout),
+            dout,
+            lse.T.contiguous()[None],
+            **_numbers(call),
+            mask_mod=mask.visible,
+            aux_tensors=mask.intervals,
+            block_sparse_tensors=mask.backward,
+            dlse=grad.delta.neg().T.contiguous()[None],
+        )
+        return tuple(x[0] for x in gradients[:3])
 
     def backward(self, call: AttnCall, grad: GradCall) -> Gradients:
         """See AttnBackend; it raises the same errors as ``forward``. FlexAttention, which adds in
@@ -74,67 +118,6 @@ class Flash4Backend(InParts):
         if grad.deterministic:
             return FlexBackend().backward(call, grad)
         return super().backward(call, grad)
-
-
-def check_call(call: AttnCall) -> None:
-    """Check what FlashAttention-4 demands beyond check_qkv."""
-    if call.max_logits is not None:
-        raise NotImplementedError(
-            "the largest logits require the kernel 'cuda' (Hopper) or 'reference', got 'fa4', "
-            "which does not keep them; bound the scores by the norms of q and k rows"
-        )
-    if reason := why_not(widths_of(call.q, call.v), call.q.dtype):
-        raise NotImplementedError(reason)
-
-
-def _attend(part: Part) -> OutLse:
-    from flash_attn.cute.interface import _flash_attn_fwd
-
-    call = part.call
-    if _sees_nothing(call):
-        out = call.q.new_zeros((*call.q.shape[:2], call.v.shape[2]))
-        return out, torch.full(call.q.shape[:2], -torch.inf, device=call.q.device)
-    mask = flash4_mask(call.table, call.q.device, part.least_intervals)
-    out, lse, *_ = _flash_attn_fwd(
-        *(x[None] for x in call[:3]),
-        **_numbers(call),
-        mask_mod=mask.visible,
-        aux_tensors=mask.intervals,
-        block_sparse_tensors=mask.forward,
-        pack_gqa=False,
-        return_lse=True,
-    )
-    return clear_empty_rows(out[0], lse[0].T, call.table)
-
-
-def _part_gradients(part: Part, grad: GradCall) -> tuple[Tensor, ...]:
-    """(dq, dk, dv) in the dtype of q; ``grad`` has delta.
-
-    FlashAttention-4 subtracts the row sum of out * dout minus the gradient of lse from the gradient
-    of each probability. It gets 0 for out and minus delta for the gradient of lse, and so subtracts
-    delta.
-    """
-    from flash_attn.cute.interface import _flash_attn_bwd
-
-    call = part.call
-    if _sees_nothing(call):
-        return tuple(torch.zeros_like(x) for x in call[:3])
-    assert grad.delta is not None
-    mask = flash4_mask(call.table, call.q.device, part.least_intervals)
-    dout = grad.dout.to(call.q.dtype).contiguous()[None]
-    lse = grad.lse.masked_fill(grad.lse.isneginf(), 0.0)
-    gradients: tuple[Tensor, ...] = _flash_attn_bwd(
-        *(x[None] for x in call[:3]),
-        torch.zeros_like(dout),
-        dout,
-        lse.T.contiguous()[None],
-        **_numbers(call),
-        mask_mod=mask.visible,
-        aux_tensors=mask.intervals,
-        block_sparse_tensors=mask.backward,
-        dlse=grad.delta.neg().T.contiguous()[None],
-    )
-    return tuple(x[0] for x in gradients[:3])
 
 
 def _numbers(call: AttnCall) -> dict[str, Any]:

@@ -6,6 +6,7 @@ T query rows, R intervals of keys that a row sees (flex_block_mask.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -47,11 +48,8 @@ def flash4_mask(table: SliceTable, device: torch.device, least_intervals: int) -
         least_intervals: the least number of intervals that the test of a cell compares, so that
             tables of different numbers of slices a row share one compiled kernel.
     """
-    key = ("fa4 mask", device, least_intervals)
-    if key not in table.cache:
-        with torch.inference_mode(False):  # later calls may save its tensors for backward
-            table.cache[key] = _make_mask(table, device, least_intervals)
-    return table.cache[key]
+    make = partial(_make_mask, table, device, least_intervals)
+    return table.cached(("fa4 mask", device, least_intervals), make)
 
 
 def _make_mask(table: SliceTable, device: torch.device, least_intervals: int) -> Flash4Mask:

@@ -8,6 +8,7 @@ Shapes: T query rows, R intervals.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,24 +51,21 @@ def block_mask(table: SliceTable, device: torch.device, least_intervals: int = 1
         least_intervals: the least number of intervals that the test of a cell compares, so that
             tables of different numbers of slices a row share one compiled kernel.
     """
-    key = ("flex block mask", device, least_intervals)
-    if key not in table.cache:
-        with torch.inference_mode(False):  # later calls may save its tensors for backward
-            table.cache[key] = _make_block_mask(table, device, least_intervals)
-    return table.cache[key]
+    make = partial(_make_block_mask, table, device, least_intervals)
+    return table.cached(("flex block mask", device, least_intervals), make)
 
 
 def empty_rows(table: SliceTable, device: torch.device) -> Tensor | None:
     """bool [T, 1], made once per device: the rows that see nothing; None if every row sees a
     key, as in most tables, so that no pass over the rows is needed."""
-    key = ("flex empty rows", device)
-    if key not in table.cache:
-        empty = np.ones((table.num_q, 1), dtype=np.bool_)
-        for start, end in table.covered_rows.tolist():
-            empty[start:end] = False
-        with torch.inference_mode(False):
-            table.cache[key] = torch.from_numpy(empty).to(device) if empty.any() else None
-    return table.cache[key]
+    return table.cached(("flex empty rows", device), partial(_empty_rows, table, device))
+
+
+def _empty_rows(table: SliceTable, device: torch.device) -> Tensor | None:
+    empty = np.ones((table.num_q, 1), dtype=np.bool_)
+    for start, end in table.covered_rows.tolist():
+        empty[start:end] = False
+    return torch.from_numpy(empty).to(device) if empty.any() else None
 
 
 def clear_empty_rows(out: Tensor, lse: Tensor, table: SliceTable) -> tuple[Tensor, Tensor]:

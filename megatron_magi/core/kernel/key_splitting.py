@@ -32,13 +32,19 @@ from megatron_magi.core.kernel.split_slices import Part, slice_parts
 class InParts(StatelessBackend, ABC):
     """Forward and backward of a call from those of its parts, which a subclass computes."""
 
+    name: str
     adds_atomically = False
     finds_max_logits = False
     delta = staticmethod(row_delta)
 
-    @abstractmethod
     def check(self, call: AttnCall) -> None:
         """Raise NotImplementedError for a call that the kernels do not take."""
+        if call.max_logits is not None:
+            raise NotImplementedError(
+                f"the largest logits require the kernel 'cuda' (Hopper) or 'reference', got "
+                f"{self.name!r}, which does not keep them; bound the scores by the norms of q and "
+                f"k rows"
+            )
 
     @abstractmethod
     def attend(self, part: Part) -> OutLse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Generic, TypeVar
@@ -16,6 +17,8 @@ from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.mask import check_mask
 from megatron_magi.core.mask.row_ranges import joined
 from megatron_magi.core.mask.slices import IntArray, as_slices
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +46,13 @@ class SliceTable:
         """int32 [n, 2], ascending: query rows that some slice covers."""
         return joined(self.slices[:, :2])
 
-
-V = TypeVar("V")
+    def cached(self, key: Hashable, make: Callable[[], V]) -> V:
+        """The value that ``make`` returned when this key was first asked for."""
+        if key not in self.cache:
+            with torch.inference_mode(False):  # later calls may save its tensors for backward
+                self.cache[key] = make()
+        found: V = self.cache[key]
+        return found
 
 
 class ByIdentity(Generic[V]):

@@ -1,6 +1,6 @@
 """PyTorch's FlexAttention behind the AttnBackend protocol, for GPUs without kernels of magi's own.
 
-``flex_mask`` makes its block mask. A table with many slices a row is computed in the parts that
+``block_mask`` makes its mask. A table with many slices a row is computed in the parts that
 ``slice_parts`` makes. This backend is slower than the CUDA backend. It runs if it is chosen
 explicitly, if the GPU is not a Hopper, or if heads are too wide for magi's kernels.
 ``select_backend`` logs the choice.
@@ -52,56 +52,57 @@ class FlexBackend(InParts):
     name = "flex"
 
     def check(self, call: AttnCall) -> None:
-        check_call(call)
+        super().check(call)
+        if call.q.dtype not in DTYPES:
+            raise NotImplementedError(
+                f"FlexAttention takes bf16, fp16 and fp32, got {call.q.dtype}; cast the inputs or "
+                f"use backend='reference'"
+            )
+        narrowest = min(call.q.shape[2], call.v.shape[2])
+        if narrowest < 16:
+            raise NotImplementedError(
+                f"FlexAttention needs head_dim 16 or more, got {narrowest}; pad the heads or use "
+                f"backend='reference'"
+            )
 
     def attend(self, part: Part) -> OutLse:
-        return _attend(part)
+        q_THD, k_SGD, v_SGD, table, softmax_scale = part.call[:5]
+        softcap = part.call.softcap
+        acc = acc_dtype(q_THD.dtype)
+        if len(table.slices) == 0 or 0 in q_THD.shape or 0 in k_SGD.shape:
+            out = q_THD.new_zeros((*q_THD.shape[:2], v_SGD.shape[2]))
+            return out, torch.full(q_THD.shape[:2], -torch.inf, dtype=acc, device=q_THD.device)
+        q, k, v = (padded(x).transpose(0, 1).unsqueeze(0) for x in (q_THD, k_SGD, v_SGD))
+        out, lse = _flex(q_THD.device.type)(
+            q,
+            k,
+            v,
+            score_mod=_cap(softcap) if softcap else None,
+            block_mask=block_mask(table, q_THD.device, part.least_intervals),
+            scale=softmax_scale,
+            enable_gqa=q_THD.shape[1] != k_SGD.shape[1],
+            return_lse=True,
+        )
+        rows = slice(0, len(q_THD))
+        # PyTorch versions differ in what they return for rows that see nothing. Such a row is left
+        # out, because its gradient must be 0, and 0 times nan would reach dv.
+        return clear_empty_rows(out[0].transpose(0, 1)[rows], lse[0].T[rows].to(acc), table)
 
     def part_gradients(self, part: Part, grad: GradCall) -> tuple[Tensor, ...]:
-        return _part_gradients(part, grad)
-
-
-def _part_gradients(part: Part, grad: GradCall) -> tuple[Tensor, ...]:
-    """(dq, dk, dv) in the dtype of q; ``grad`` has delta."""
-    q, k, v = leaves = [x.detach().requires_grad_() for x in part.call[:3]]
-    with torch.enable_grad():
-        out, lse = _attend(part._replace(call=part.call._replace(q=q, k=k, v=v)))
-    if not out.requires_grad:  # nothing is visible
-        return tuple(torch.zeros_like(x) for x in leaves)
-    with torch.no_grad():
-        weight = lse - grad.lse
-        if (empty := empty_rows(part.call.table, q.device)) is not None:
-            weight.masked_fill_(empty, -torch.inf)
-        weight.exp_()
-        dout = weight.unsqueeze(-1) * grad.dout
-        dlse = (out * dout).sum(-1) - weight * final_delta(grad, lse.dtype)
-    given = dout.to(out.dtype), dlse.to(lse.dtype)
-    return torch.autograd.grad((out, lse), leaves, given)
-
-
-def _attend(part: Part) -> OutLse:
-    """out [T, H, E] in the dtype of q and lse [T, H] in the accumulation dtype, differentiable."""
-    q_THD, k_SGD, v_SGD, table, softmax_scale = part.call[:5]
-    softcap = part.call.softcap
-    acc = acc_dtype(q_THD.dtype)
-    if len(table.slices) == 0 or 0 in q_THD.shape or 0 in k_SGD.shape:
-        out = q_THD.new_zeros((*q_THD.shape[:2], v_SGD.shape[2]))
-        return out, torch.full(q_THD.shape[:2], -torch.inf, dtype=acc, device=q_THD.device)
-    q, k, v = (padded(x).transpose(0, 1).unsqueeze(0) for x in (q_THD, k_SGD, v_SGD))
-    out, lse = _flex(q_THD.device.type)(
-        q,
-        k,
-        v,
-        score_mod=_cap(softcap) if softcap else None,
-        block_mask=block_mask(table, q_THD.device, part.least_intervals),
-        scale=softmax_scale,
-        enable_gqa=q_THD.shape[1] != k_SGD.shape[1],
-        return_lse=True,
-    )
-    rows = slice(0, len(q_THD))
-    # PyTorch versions differ in what they return for rows that see nothing. Such a row is left out,
-    # because its gradient must be 0, and 0 times nan would reach dv.
-    return clear_empty_rows(out[0].transpose(0, 1)[rows], lse[0].T[rows].to(acc), table)
+        q, k, v = leaves = [x.detach().requires_grad_() for x in part.call[:3]]
+        with torch.enable_grad():
+            out, lse = self.attend(part._replace(call=part.call._replace(q=q, k=k, v=v)))
+        if not out.requires_grad:  # nothing is visible
+            return tuple(torch.zeros_like(x) for x in leaves)
+        with torch.no_grad():
+            weight = lse - grad.lse
+            if (empty := empty_rows(part.call.table, q.device)) is not None:
+                weight.masked_fill_(empty, -torch.inf)
+            weight.exp_()
+            dout = weight.unsqueeze(-1) * grad.dout
+            dlse = (out * dout).sum(-1) - weight * final_delta(grad, lse.dtype)
+        given = dout.to(out.dtype), dlse.to(lse.dtype)
+        return torch.autograd.grad((out, lse), leaves, given)
 
 
 @functools.lru_cache(maxsize=64)  # one function for one softcap, because it is compiled
@@ -110,26 +111,6 @@ def _cap(softcap: float) -> Callable[..., Tensor]:
         return softcap * torch.tanh(score / softcap)
 
     return capped
-
-
-def check_call(call: AttnCall) -> None:
-    """Check what FlexAttention demands beyond check_qkv."""
-    if call.max_logits is not None:
-        raise NotImplementedError(
-            "the largest logits require the kernel 'cuda' (Hopper) or 'reference', got 'flex', "
-            "which does not keep them; bound the scores by the norms of q and k rows"
-        )
-    if call.q.dtype not in DTYPES:
-        raise NotImplementedError(
-            f"FlexAttention takes bf16, fp16 and fp32, got {call.q.dtype}; cast the inputs or use "
-            f"backend='reference'"
-        )
-    narrowest = min(call.q.shape[2], call.v.shape[2])
-    if narrowest < 16:
-        raise NotImplementedError(
-            f"FlexAttention needs head_dim 16 or more, got {narrowest}; pad the heads or use "
-            f"backend='reference'"
-        )
 
 
 @functools.lru_cache(maxsize=2)

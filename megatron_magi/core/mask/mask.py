@@ -134,6 +134,6 @@ def _check_disjoint(slices: IntArray) -> None:
         )
 
 
-def check_mask(value: object, name: str = "mask") -> None:
+def check_mask(value: object) -> None:
     """Refuse a value that is no AttnMask; every function that takes a mask calls this."""
-    instance(value, AttnMask, name, "build one with megatron_magi.masks")
+    instance(value, AttnMask, "mask", "build one with megatron_magi.masks")

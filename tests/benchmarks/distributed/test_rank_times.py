@@ -55,7 +55,7 @@ def test_unknown_masks_are_refused() -> None:
         (("--tokens", "0"), "argument --tokens: must be a whole number of 1 or more, got 0"),
         (("--ranks", "0"), "argument --ranks: must be"),
         (("--turns", "0"), "argument --turns: must be"),
-        (("--record", "/nonexistent/x.json"), "--record needs a folder that exists"),
+        (("--record", "/nonexistent/x.json"), "--record: must be a file in a folder that exists"),
     ],
 )
 def test_wrong_options_end_before_the_first_measurement(given: tuple[str, ...], text: str) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.kernel import cudnn, peers, speed
 from benchmarks.kernel.peers import Flex, Ours, all_peers
 from benchmarks.lib.cell import DEFAULT_LEVEL, LEVELS, Case, Inputs, autograd_call
-from benchmarks.lib.flash import Ffa, Flash3, Flash4, typed_ranges
+from benchmarks.lib.flash import Ffa, Flash3, Flash4
 from benchmarks.lib.masks import MASKS, block_causal
 from benchmarks.lib.timing import Budget, difference, rounds, row
 from megatron_magi import AttnMask
@@ -155,15 +155,6 @@ def test_block_causal_covers_the_mask() -> None:
             seen[begin:end, first : first + blocks.num_keys[i]] = True
         assert (seen == MASKS["packed_block_causal"](seqlen).to_dense()).all()
         assert blocks.first_keys[-1] == seqlen and blocks.longest_query <= 2048
-
-
-@pytest.mark.parametrize("name", sorted(MASKS))
-def test_typed_ranges_are_the_mask(name: str) -> None:
-    mask = MASKS[name](4096)
-    slices = slices_from_ranges(*typed_ranges(mask))
-    assert (AttnMask(slices, 4096, 4096).to_dense() == mask.to_dense()).all()
-    assert name != "full" or typed_ranges(mask)[2] == [0]
-    assert name != "swa1024" or sorted(typed_ranges(mask)[2]) == [1, 3]
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def test_a_record_needs_its_folder_and_a_word_its_case(
     (tmp_path / "pretrain_gpt.py").touch()
     words = ["pretrain.py", "agree", "--megatron", str(tmp_path), "--only", "no such case"]
     monkeypatch.setattr(sys, "argv", [*words, "--record", str(tmp_path / "none" / "x.json")])
-    with pytest.raises(UsageError, match="--record needs a folder that exists"):
+    with pytest.raises(UsageError, match="--record: must be a file in a folder that exists"):
         pretrain.parse()
     monkeypatch.setattr(sys, "argv", [*words, "--record", str(tmp_path / "x.json")])
     options = pretrain.parse()

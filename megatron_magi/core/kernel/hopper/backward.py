@@ -193,7 +193,7 @@ class Launch:
     device: torch.device
     chosen: ChosenBackward
     run: Callable[..., None]
-    """A launch; its arguments are the fields of VARYING."""
+    """A launch; its arguments are the fields of PATCHED_FIELDS."""
     new_grads: tuple[Callable[[], Tensor], ...]
     """They make dq, dk and dv."""
     new_scratch: Callable[[], Tensor]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -28,19 +29,13 @@ class Variant(NamedTuple):
 
 def chosen_forward(table: SliceTable, key: HeadsKey) -> ChosenForward:
     """The forward of this table, chosen and uploaded when first asked for."""
-    cached = table.cache.get(("fwd", key))
-    if cached is None:
-        cached = table.cache["fwd", key] = _choose_forward(table, key)
-    return cached
+    return table.cached(("fwd", key), partial(_choose_forward, table, key))
 
 
 def chosen_backward(table: SliceTable, key: HeadsKey, deterministic: bool) -> ChosenBackward:
     """The backward of this table, chosen and uploaded when first asked for."""
-    name = "bwd", key, deterministic
-    cached = table.cache.get(name)
-    if cached is None:
-        cached = table.cache[name] = _choose_backward(table, key, deterministic)
-    return cached
+    make = partial(_choose_backward, table, key, deterministic)
+    return table.cached(("bwd", key, deterministic), make)
 
 
 def _choose_forward(table: SliceTable, key: HeadsKey) -> ChosenForward:

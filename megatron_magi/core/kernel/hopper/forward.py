@@ -110,7 +110,7 @@ class Launch:
     device: torch.device
     tables: DeviceBuffer
     run: Callable[..., None]
-    """Its arguments are the fields of VARYING."""
+    """Its arguments are the fields of PATCHED_FIELDS."""
     new_result: tuple[Callable[[], Tensor], Callable[[], Tensor]]
     """They make out and lse."""
     out_dtype: torch.dtype | None
