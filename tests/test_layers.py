@@ -230,3 +230,11 @@ def test_programs_that_are_started_by_name_exist() -> None:
         named = re.findall(r'(?:-m |")((?:benchmarks|tools)(?:\.\w+)+)', path.read_text())
         missing = [n for n in named if not (ROOT / f"{n.replace('.', '/')}.py").exists()]
         assert not missing, path
+
+
+def test_jobs_in_a_checkout_of_megatron_import_no_package_that_it_has() -> None:
+    """Its folders examples, tests and tools are packages and come first on the path."""
+    for name in ("launcher_jobs", "variant_jobs", "conversations", "damages", "tiny_flags"):
+        path = ROOT / "tests" / "launcher" / f"{name}.py"
+        found = [n for n in imports(path) if n.split(".")[0] in ("examples", "tests", "tools")]
+        assert not found, path

@@ -63,7 +63,8 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         check_attention_config(config, attention_type, attention_dropout)
         self.layer_number = max(1, layer_number)
         self.cp_group = getattr(pg_collection, "cp", None)
-        self.softmax_scale = softmax_scale or 1.0 / math.sqrt(k_channels or config.kv_channels)
+        usual = 1.0 / math.sqrt(k_channels or config.kv_channels)
+        self.softmax_scale = usual if softmax_scale is None else softmax_scale
         self.is_attached = False
         self.is_captured = captures_attention(config)
         self.plain_config = MagiConfig()

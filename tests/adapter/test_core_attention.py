@@ -162,6 +162,12 @@ def test_logits_that_a_replay_would_not_hand_out(name: str) -> None:
         attention(config)
 
 
+def test_a_scale_of_zero_is_refused() -> None:
+    """And does not become the usual one, which it would where 0 means that none is given."""
+    with pytest.raises(ValueError, match=r"softmax_scale must be between 1e-30 and 1e\+30, got 0"):
+        attention(model(), softmax_scale=0.0)(*qkv(4), None)
+
+
 def test_cross_attention_is_refused() -> None:
     with pytest.raises(NotImplementedError, match=r"attention_type='self', got 'cross'"):
         attention(model(), attention_type="cross")

@@ -7,6 +7,7 @@ import functools
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,11 +32,15 @@ with contextlib.suppress(ImportError):  # each version has its own
 
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.training import training  # noqa: E402
+
+# By its folder, because a checkout of Megatron has a package examples of its own.
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+
+from init_by_name import init_by_name  # noqa: E402
 from tiny_flags import TINY, words  # noqa: E402
 
 import megatron_magi.core.kernel.reference  # noqa: E402
 import megatron_magi.launcher.hook_points  # noqa: E402, F401
-from examples.init_by_name import init_by_name  # noqa: E402
 from megatron_magi import run  # noqa: E402
 
 with contextlib.suppress(ImportError):  # not every version has this parser
