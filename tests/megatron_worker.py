@@ -21,6 +21,8 @@ from typing import Any
 
 TESTS = Path(__file__).parent
 WORKER = TESTS / "adapter" / "layout_worker.py"
+NO_COMPILER = {"TORCH_COMPILE_DISABLE": "1"}
+"""For processes that import Megatron: importing the compiler with it takes seconds."""
 
 
 class Answer(dict[str, Any]):
@@ -40,9 +42,9 @@ class Worker:
             [sys.executable, WORKER],
             env={
                 **os.environ,
+                **NO_COMPILER,
                 "OMP_NUM_THREADS": "1",
                 "CUDA_VISIBLE_DEVICES": "",
-                "TORCH_COMPILE_DISABLE": "1",  # importing the compiler takes seconds
                 "PYTHONPATH": os.pathsep.join(filter(None, path)),
             },
             stdin=subprocess.PIPE,

@@ -20,11 +20,11 @@ LAUNCHER_PAGES = (ROOT / "docs" / "reference/flags.md", ROOT / "docs" / "design/
 IMAGES = ROOT / "docs" / "images"
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     parser.add_argument("--no-pictures", action="store_true", help="text only")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     pages = {page: fill_tables(page.read_text(), TABLES) for page in LAUNCHER_PAGES}
     if options.check:
         stale = [page for page, text in pages.items() if page.read_text() != text]

@@ -16,10 +16,10 @@ from tools.tables import TABLES
 PAGES = [ROOT / "README.md", RECORDS / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = CommandParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail if a page is out of date")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     stale = 0
     for page in PAGES:
         text, root = page.read_text(), "../" * len(page.relative_to(ROOT).parent.parts)

@@ -21,6 +21,7 @@ from megatron_magi.launcher import job_plans, preflight
 from tests.cli.command import Capture, run
 from tests.launcher.layouts import MLA, MOE
 from tests.launcher.tiny_flags import TINY, words
+from tests.megatron_worker import NO_COMPILER
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -117,7 +118,7 @@ def done() -> dict[str, Done]:
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", DRIVER],
         input=json.dumps(COMMANDS),
-        env={**os.environ, "PYTHONPATH": ":".join(paths)},
+        env={**os.environ, **NO_COMPILER, "PYTHONPATH": ":".join(paths)},
         capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr[-3000:]

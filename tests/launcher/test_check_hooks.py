@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.adapter.compat import MegatronVersion
 from megatron_magi.launcher.hook_points import HOOK_POINTS, HookPoint
+from tests.megatron_worker import NO_COMPILER
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "check_hooks.py"
 IN_THE_TABLE = pytest.mark.skipif(
@@ -33,7 +35,8 @@ def script() -> ModuleType:
 def run(*flags: str | Path) -> subprocess.CompletedProcess[str]:
     """The script in a process of its own, since it decides what Megatron is imported."""
     command = [sys.executable, SCRIPT, *map(str, flags)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+    env = {**os.environ, **NO_COMPILER}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
 
 
 def megatron_folder() -> Path:

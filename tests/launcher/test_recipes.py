@@ -17,6 +17,7 @@ import megatron_magi.adapter
 from megatron_magi import recipe
 from megatron_magi.launcher.constraints import refusals
 from megatron_magi.launcher.preflight import Job, read_job
+from tests.megatron_worker import NO_COMPILER
 
 pytestmark = pytest.mark.skipif(
     megatron_magi.adapter.MEGATRON_VERSION[:2] != (0, 19),
@@ -143,7 +144,8 @@ def test_megatron_and_the_launcher_accept_every_recipe() -> None:
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", DRIVER],
-        input=json.dumps(GPUS), env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        input=json.dumps(GPUS),
+        env={**os.environ, **NO_COMPILER, "PYTHONPATH": os.pathsep.join(paths)},
         capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

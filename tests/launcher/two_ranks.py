@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.launcher.layouts import SMALL_SCRIPT
 from tests.launcher.tiny_flags import words
+from tests.megatron_worker import NO_COMPILER
 
 ROOT = Path(__file__).parents[2]
 Program = tuple[str, ...]
@@ -23,7 +24,7 @@ RUN: Program = ("-m", "megatron_magi.run", str(SMALL_SCRIPT))
 WITHOUT_CUDA = {
     "PYTHONPATH": str(Path(__file__).parent / "no_cuda"),
     "CUDA_VISIBLE_DEVICES": "",
-    "TORCH_COMPILE_DISABLE": "1",
+    **NO_COMPILER,
     "LAUNCHER_TEST_WITHOUT_CUDA": "1",
 }
 

@@ -205,6 +205,9 @@ def test_the_choices_lose_little_in_the_committed_sweeps(
     assert mean < 0.008 and worst < 0.06
     mean, _, worst = fit_schedule.summary(fit_schedule.losses(backwards, {}))
     assert mean < 0.014 and worst < 0.08
-    fit_schedule.main([])
+    for cells in (forwards, backwards):
+        fit_schedule.print_sweep(cells)
+    least = min(fit_schedule.committed(), key=lambda path: path.stat().st_size)
+    fit_schedule.main([str(least)])
     out = capsys.readouterr().out
     assert f"FwdCosts, {len(forwards)} cells" in out and f"BwdCosts, {len(backwards)} cells" in out

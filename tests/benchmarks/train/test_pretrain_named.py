@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.megatron_worker import NO_COMPILER
+
 ROOT = Path(__file__).parents[3]
 BUILD = """
 from megatron_magi.launcher.preflight import prepare_megatron
@@ -22,6 +24,10 @@ def test_a_checkouts_own_examples_are_no_obstacle(tmp_path: Path) -> None:
     paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     command = [sys.executable, "-W", "ignore", "-c", BUILD]
     done = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, **paths}, capture_output=True, text=True
+        command,
+        cwd=tmp_path,
+        env={**os.environ, **NO_COMPILER, **paths},
+        capture_output=True,
+        text=True,
     )
     assert done.stdout.endswith("True\n"), done.stderr
