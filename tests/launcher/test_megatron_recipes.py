@@ -13,7 +13,7 @@ pytestmark = pytest.mark.megatron_checkout
 
 ROOT = Path(__file__).parents[2]
 DRIVER = """
-import os, sys
+import argparse, os, sys
 from pathlib import Path
 from megatron_magi import recipe
 from megatron_magi.launcher.cpu import install_cpu_training, skip_compilation_of_wheels
@@ -42,7 +42,7 @@ for path in sorted(Path(sys.argv[1]).rglob("model_config.yaml")):
     read += 1
     try:
         parser.parse_known_args(words)
-    except ValueError as error:
+    except argparse.ArgumentError as error:
         if path.parent.name not in REFUSED:
             sys.exit(f"{path}: {error}")
 print(read)
