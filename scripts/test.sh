@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up .venv and runs every check and the tests that need no GPU. A step that fails stops no other
 # one; the exit code is the worst.
-#   bash scripts/test.sh                        what a change has to pass: 13 minutes on two cores
+#   bash scripts/test.sh                        what a change has to pass: 11 minutes on two cores
 #   bash scripts/test.sh --all                  slow tests and HuggingFace's models too
 #   bash scripts/test.sh --cuda                 builds the CUDA library too, where there is an nvcc
 #   bash scripts/test.sh [pytest arguments]     checks, and these tests
