@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.lib.record import Record, slower
+from benchmarks.lib.record import Record, slower, write_record
 
 
 def a_row(impl: str, tflops: float, mask: str = "full", direction: str = "fwd") -> dict[str, Any]:
@@ -25,6 +25,17 @@ def test_a_killed_run_leaves_its_cells(tmp_path: Path) -> None:
     stored = json.loads(path.read_text())
     assert stored["meta"]["command"] == "first" and stored["rows"] == [a_row("ours", 700.0)]
     assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_a_record_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path, meta = tmp_path / "record.json", {"command": "soak"}
+    write_record(None, meta, [])
+    assert not list(tmp_path.iterdir())
+    for rows in ([1, 2], [3]):
+        write_record(path, meta, rows, grown_mib={"process": [0.5]})
+        stored = json.loads(path.read_text())
+        assert stored == {"meta": meta, "grown_mib": {"process": [0.5]}, "rows": rows}
+        assert list(tmp_path.iterdir()) == [path]
 
 
 def test_append_keeps_other_cells_and_both_commands(tmp_path: Path) -> None:
