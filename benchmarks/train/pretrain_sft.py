@@ -2,8 +2,9 @@
 
 Megatron's reader of conversations and its tokenizer need further packages; their places are
 taken here by messages of random tokens. Packing, padding and boundaries are Megatron's. Lengths
-are those of `d1`, where CONVERSATIONS is long `d2`, in
-benchmarks/distributed/packs.py, less 0 to 7 tokens: conversations end anywhere. Used by the `sft`
+are what CONVERSATIONS says. `short` and `long` are `d1` and `d2` of packs.py
+(benchmarks/distributed); a distribution of plans.py (benchmarks/planner) gives the documents of a
+data file's samples. Each is 0 to 7 tokens less, so conversations end anywhere. Used by the `sft`
 cases of pretrain.py, with and without the flag.
 """
 
@@ -14,6 +15,7 @@ import functools
 import os
 import runpy
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,8 @@ from megatron_magi import run
 
 Messages = list[dict[str, Any]]
 
-PACKS = 64
+PACKS = 256
+"""More than any case trains on."""
 PROMPT = 8
 """Tokens of a conversation that give no loss."""
 LENGTHS = {"short": short_documents, "long": long_documents}
@@ -54,15 +57,28 @@ def main() -> None:
     def run_path(*args: Any, **kwargs: Any) -> Any:
         rng = np.random.default_rng(0)
         tokens = int(sys.argv[sys.argv.index("--seq-length") + 1])
-        drawn = LENGTHS[os.environ["CONVERSATIONS"]]
-        use_conversations([pack(drawn(tokens, rng), rng) for _ in range(PACKS)], eod=256)
+        lengths = lengths_of_packs(os.environ["CONVERSATIONS"], tokens, rng)
+        use_conversations([pack(lengths(i), rng) for i in range(PACKS)], eod=256)
         return original(*args, **kwargs)
 
     runpy.run_path = run_path
     run.main()
 
 
-def use_conversations(packs: list[Messages], eod: int) -> None:
+def lengths_of_packs(
+    name: str, tokens: int, rng: np.random.Generator
+) -> Callable[[int], list[int]]:
+    """Lengths of the conversations of a pack, by its number."""
+    if name in LENGTHS:
+        return lambda number: LENGTHS[name](tokens, rng)
+    from benchmarks.planner.layouts import documents
+    from megatron_magi.launcher.file_samples import FileSamples
+
+    samples = FileSamples(documents(name), tokens)
+    return lambda number: np.diff(samples.boundaries(number)).tolist()
+
+
+def use_conversations(packs: Sequence[Messages], eod: int) -> None:
     """Give Megatron's SFTDataset these packs.
 
     Args:

@@ -147,13 +147,16 @@ DEALT: Flags = {"magi-balance-step": True}
 BALANCE_LENGTHS = (32768, 131072)
 ONE_A_GPU, FOUR_A_GPU = 1, 4
 """Samples of a step."""
+NO_DOCUMENTS: Flags = dict.fromkeys(DOCUMENTS)
+"""Conversations mask documents anyway."""
 
 
 def balance_cases(gpus: int) -> list[Case]:
     """Real lengths of documents, new ones in every step, on divisions of the GPUs.
 
-    Stock masks documents of data files without context parallelism alone. A name's last words are
-    the distribution, the samples of a step and their length.
+    Stock masks documents of data files without context parallelism alone. With it, stock trains on
+    the same documents as conversations, and balances them with hybrid context parallelism. A name's
+    last words are the distribution, the samples of a step and their length.
     """
     return [
         each
@@ -189,10 +192,27 @@ def _divisions(gpus: int, length: int, documents: str, samples: int) -> list[Cas
         cases.append(of("magi dealt dp2cp2", layout(cp=2), MAGI, DEALT))
     cases.append(of(f"magi cp{gpus}", layout(cp=gpus), MAGI))
     cases.append(of(f"magi joined cp{gpus}", layout(cp=gpus), MAGI, {"micro-batch-size": gpus}))
-    return cases
+    return cases + [
+        replace(
+            of(f"stock sft {place} {kernel} {way}", SFT, NO_DOCUMENTS, parallel, backend),
+            module=SFT_MODULE,
+            environment={"CONVERSATIONS": documents},
+        )
+        for place, (parallel, ways) in _with_cp(gpus, length).items()
+        for kernel, backend in KERNELS.items()
+        for way, parallel in ((way, {**parallel, **_exchange(way)}) for way in ways)
+    ]
 
 
 def _without_cp(gpus: int) -> dict[str, Flags]:
     """Layouts in which stock masks the documents of a data file."""
     more = {"tp2dp2": layout(tp=2)} if gpus == 4 else {}
     return {f"dp{gpus}": layout(), **more, f"tp{gpus}": layout(tp=gpus)}
+
+
+def _with_cp(gpus: int, length: int) -> dict[str, tuple[Flags, tuple[str, ...]]]:
+    """Layouts of conversations, with stock's ways; hybrid gives each as many ranks as it needs."""
+    hybrid = {"hybrid-context-parallel": True, "max-seqlen-per-dp-cp-rank": length // gpus}
+    more = {"dp2cp2": (layout(cp=2), WAYS)} if gpus == 4 else {}
+    one_group = layout(cp=gpus)
+    return {**more, f"cp{gpus}": (one_group, WAYS), "hybrid": ({**one_group, **hybrid}, ("p2p",))}

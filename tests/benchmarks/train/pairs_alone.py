@@ -46,6 +46,12 @@ def test_a_stock_case_is_the_same_job_as_its_counterpart(part: str) -> None:
     assert {names: apart for names, apart in wrong.items() if apart} == {}
 
 
+def test_megatron_takes_stocks_conversations_of_real_lengths() -> None:
+    cases = [case for case in balance_cases(4) if "sft" in case.flags]
+    for case in cases[: len(cases) // 6]:  # the others differ in lengths alone
+        assert unexplained(case, case) == {}, case.name
+
+
 def test_the_launcher_takes_the_cases_of_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     for case in whole_step_cases(4) + balance_cases(4):

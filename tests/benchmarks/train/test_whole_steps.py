@@ -11,8 +11,9 @@ import megatron_magi.adapter  # noqa: F401  prepares the import of Megatron
 from benchmarks.distributed.packs import short_documents
 from benchmarks.planner.layouts import documents
 from benchmarks.train import corpora
-from benchmarks.train.pretrain_sft import PROMPT, pack
+from benchmarks.train.pretrain_sft import PACKS, PROMPT, lengths_of_packs, pack
 from benchmarks.train.whole_steps import SFT_MODULE, balance_cases, whole_step_cases
+from megatron_magi.launcher.file_samples import FileSamples
 
 from megatron.core.datasets.indexed_dataset import IndexedDataset  # isort: skip
 
@@ -50,6 +51,8 @@ def test_every_division_takes_the_same_tokens_a_step(gpus: int) -> None:
         assert case.flags["global-batch-size"] == int(samples)
         assert case.flags["seq-length"] == int(length)
         assert case.flags["train-iters"] * int(samples) * int(length) < corpora.TOKENS
+        assert case.flags["train-iters"] * int(samples) <= PACKS
+        assert (case.module == SFT_MODULE) == ("sft" in case.flags) == (" sft " in case.name)
     dealt = [case for case in cases if "magi-balance-step" in case.flags]
     per_gpu = {case.flags["global-batch-size"] // gpus for case in dealt}
     assert per_gpu == ({4} if gpus == 2 else {1, 4})
@@ -64,6 +67,14 @@ def test_a_pack_fills_a_sequence_with_conversations_that_end_anywhere() -> None:
     lengths = [PROMPT + len(message["content"]) for message in messages[1::2]]
     assert TOKENS - 8 * len(lengths) <= sum(lengths) <= TOKENS
     assert len({length % 8 for length in lengths}) > 1
+
+
+def test_packs_of_a_distribution_are_the_samples_of_its_data_file() -> None:
+    lengths = lengths_of_packs("wlb", TOKENS, np.random.default_rng(0))
+    samples = FileSamples(documents("wlb"), TOKENS)
+    for number in (0, 1, PACKS - 1):
+        assert sum(lengths(number)) == TOKENS
+        assert [0, *np.cumsum(lengths(number))] == samples.boundaries(number).tolist()
 
 
 def test_a_corpus_of_drawn_documents_is_megatrons(
