@@ -66,7 +66,8 @@ def main() -> None:
     meta = {**describe(command_line(), options.commit), "part": options.part}
     deadline = time.monotonic() + options.limit_s
     quiet = "speed" in options.part
-    ahead = min(sum(case.gpus for case in cases), 32) if quiet else 2 * options.at_once + 4
+    most = max(case.gpus for case in cases)
+    ahead = min(sum(case.gpus for case in cases), 32) if quiet else most * options.at_once + 4
     pool = WarmRanks(options.megatron, environment(options.megatron), ahead, quiet)
 
     def measure(shared: Round, case: Case) -> None:
