@@ -106,4 +106,6 @@ def _conversations(dataset: Any, number: int) -> list[Messages]:
 
 
 def _characters(conversation: Messages) -> int:
-    return sum(len(message["content"]) for message in conversation)
+    """Of all messages; one that only calls a tool has no content."""
+    contents = (message.get("content") for message in conversation)
+    return sum(len(content) for content in contents if content is not None)

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,13 +80,32 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({"accepted": True, **asdict(accepted), "attention": attention}))
     else:
         print("\n".join([_line(accepted), *_attention_lines(attention), MEGATRONS_MEANS]))
-        if _lacks_eval_interval(read.args):
-            print(
-                f"note: Megatron {accepted.megatron} divides by --eval-interval when it sizes its "
-                "data sets, got none; pass it, with --eval-iters 0 too",
-                file=sys.stderr,
-            )
+        for note in _notes(read.args, accepted.megatron):
+            print(f"note: {note}", file=sys.stderr)
     return 0
+
+
+def _notes(args: Any, megatron: str) -> Iterator[str]:
+    """Settings with which Megatron ends late, unless the script brings what is missing."""
+    if _lacks_eval_interval(args):
+        yield (
+            f"Megatron {megatron} divides by --eval-interval when it sizes its data sets, got "
+            f"none; pass it, with --eval-iters 0 too"
+        )
+    if _lacks_validation(args):
+        yield (
+            f"Megatron ends at its first validation without documents for it, got --split "
+            f"{args.split}; give the second number a share, or pass --eval-iters 0"
+        )
+
+
+def _lacks_validation(args: Any) -> bool:
+    """Megatron takes the absent data set for one."""
+    validates = args.eval_iters or getattr(args, "full_validation", False)
+    if not validates or args.mock_data or args.dataloader_type == "external":
+        return False
+    shares = re.findall(r"[.0-9]+", args.split or "")
+    return bool(shares) and not any(share.strip("0.") for share in shares[1:2])
 
 
 def _lacks_eval_interval(args: Any) -> bool:

@@ -83,14 +83,28 @@ def _build_loader(launch: LauncherState, original: Any, dataset: Any, consumed_s
             f"{FLAG} requires Megatron's batch samplers, got {type(sampler).__name__}; leave "
             f"{FLAG} out"
         )
+    if _takes_means_of_microbatches(launch, dataset, sampler):
+        return loader
     document_lengths(dataset, 0)  # another data set is an error here, not in a step
     # torch refuses the assignment once a loader is made, and reads the entry when it iterates.
     vars(loader)["batch_sampler"] = _balanced(launch, dataset, sampler)
     return loader
 
 
+def _takes_means_of_microbatches(launch: LauncherState, dataset: Any, sampler: Any) -> bool:
+    """Returns True if the samples that share a microbatch change a loss: Megatron's validation of
+    conversations takes the mean of the microbatches' own means."""
+    is_joined = sampler.micro_batch_size > 1 and getattr(launch.args, "sft", False)
+    return bool(is_joined and _split_of(dataset) != Split.train)
+
+
+def _split_of(dataset: Any) -> Split:
+    found: Split = getattr(dataset, "split", None) or dataset.index_split
+    return found
+
+
 def _balanced(launch: LauncherState, dataset: Any, sampler: Any) -> BalancedSampler:
-    args, split = launch.args, getattr(dataset, "split", None) or dataset.index_split
+    args, split = launch.args, _split_of(dataset)
     rules = Rules(cost_shape(args), args.pipeline_model_parallel_size > 1, replicas_meet(args))
 
     def deal(rounds: Int64Array) -> Int64Array:

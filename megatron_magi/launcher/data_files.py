@@ -45,7 +45,7 @@ def wrap_count_epochs(
     if num_tokens_per_epoch == 0 and self.num_samples is not None:
         raise ValueError(
             f"--split must leave a document of {self.dataset_path} for {self.index_split.name}, "
-            f"got none; give it a larger share, or 0 (--split 100,0,0)"
+            f"got none; give it a larger share, or 0 (--split 100,0,0 --eval-iters 0)"
         )
     epochs: int = original(self, num_tokens_per_epoch)
     return epochs

@@ -83,6 +83,10 @@ HOOK_POINTS = (
         settings.wrap_validate_args, everywhere=True,
     ),
     HookPoint(
+        "yaml", "megatron.training.yaml_arguments", "load_yaml", ("yaml_path",),
+        settings.wrap_load_yaml,
+    ),
+    HookPoint(
         "batch", "megatron.core.utils", "get_batch_on_this_cp_rank", ("batch", "cp_group"),
         batch.replace_cp_batch, everywhere=True,
     ),

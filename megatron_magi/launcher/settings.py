@@ -7,10 +7,11 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from megatron_magi.launcher import nvte_env
-from megatron_magi.launcher.constraints import refuse_arguments
+from megatron_magi.launcher.constraints import REFUSALS, refuse_arguments
 from megatron_magi.launcher.session import LauncherState, hook
 
 
@@ -32,6 +33,13 @@ def wrap_validate_args(
         for line in said:
             print(f"megatron_magi: {line}", flush=True)
     return result
+
+
+@hook
+def wrap_load_yaml(launch: LauncherState, original: Any, yaml_path: str) -> Any:
+    """For `load_yaml`, whose arguments are nested, and which `validate_args` does not see."""
+    given = SimpleNamespace(yaml_cfg=yaml_path)
+    raise SystemExit("\n".join(line for row in REFUSALS for line in row.lines(given)))
 
 
 def change_settings(args: Any) -> list[str]:

@@ -130,6 +130,13 @@ def test_conversations_are_estimated_by_their_characters() -> None:
     assert found == [[20, 80], [20, 60, 20], [100], [20, 80]]
 
 
+def test_a_message_that_only_calls_a_tool_has_no_characters() -> None:
+    packs = Conversations([[10, 20]])
+    packs.dataset[0][1:1] = [{"content": None}, {"role": "tool"}]
+    packs.config.tokenizer.tokenize_conversation = lambda *given, **unused: (np.zeros(15), None)
+    assert document_lengths(packs, 0).tolist() == [20, 80]
+
+
 def test_another_data_set_is_refused() -> None:
     with pytest.raises(TypeError, match="an SFTDataset, got list; leave --magi-balance-step out"):
         document_lengths([1, 2], 0)

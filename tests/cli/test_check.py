@@ -86,6 +86,15 @@ COMMANDS |= {
     name: ["--", SCRIPT, *words({**TINY, **dict.fromkeys(left_out)}), *SWITCH]
     for name, (left_out, _) in LACKS.items()
 }
+OF_A_FILE = {"mock-data": None, "data-path": "absent", "eval-iters": 2}
+EXTERNAL = "100,0,0 external"
+SPLITS = {"100,0,0": True, "1": True, "98,2,0": False, "0.98,0.02": False, EXTERNAL: False}
+"""Jobs that validate; True if Megatron's data set lacks documents for it."""
+COMMANDS |= {
+    split: ["--", SCRIPT, *words({**TINY, **OF_A_FILE, "split": split.split()[0]}), *SWITCH]
+    for split in SPLITS
+}
+COMMANDS[EXTERNAL] += ["--dataloader-type", "external"]
 COMMANDS["nothing"] = ["--", SCRIPT, *words({**TINY, **NOTHING}), *SWITCH]
 DRIVER = """
 import contextlib, io, json, os, sys
@@ -244,6 +253,13 @@ def test_what_every_run_needs_is_asked_for(done: dict[str, Done], name: str) -> 
     assert (found.code, found.err, found.out.count("\n")) == (1, "", 1)
     assert LACKS[name][1] in found.out
     assert LACKS[name][1] in done["nothing"].out or name == "tokenizer"
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_note_names_a_split_without_validation(done: dict[str, Done], split: str) -> None:
+    found, note = done[split], "note: Megatron ends at its first validation without documents "
+    note += f"for it, got --split {split}; give the second number a share, or pass --eval-iters 0\n"
+    assert (found.code, found.err) == (0, note if SPLITS[split] else "")
 
 
 def test_all_faults_of_flags_come_with_all_refusals(done: dict[str, Done]) -> None:

@@ -134,6 +134,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         small("two refused", CP2, {"attention-dropout": 0.1, "cuda-graph-impl": "local"}),
         small("a batch apart", CP2, damage="skip_a_sample_on_rank_1"),
         small("dropout", MAGI, {"attention-dropout": 0.1}),
+        small("yaml", MAGI, {"yaml-cfg": "run.yaml"}),
     ]
     return run_jobs_of(JOBS, jobs, tmp_path_factory.mktemp("failures"), 290)
 
@@ -233,6 +234,7 @@ def test_figures_are_in_the_log(results: dict[str, Any]) -> None:
         ("two refused", "requires attention_dropout=0.0, got 0.1 (--attention-dropout)"),
         ("two refused", "CUDA graphs without attention, got local over whole layers"),
         ("dropout", "requires attention_dropout=0.0, got 0.1 (--attention-dropout)"),
+        ("yaml", "requires yaml_cfg=None, got 'run.yaml' (--yaml-cfg); write flags"),
     ],
 )
 def test_what_would_be_wrong_ends_with_its_name(
