@@ -56,6 +56,6 @@ def say_startup(launch: LauncherState) -> None:
     documents = f"masked by {name}" if name else launch.documents
     print(
         f"{launch.startup_line}, megatron-core {MEGATRON_VERSION}, documents {documents}, "
-        f"hooks {' '.join(launch.installed)}",
+        f"{len(launch.installed)} hooks",
         flush=True,
     )
