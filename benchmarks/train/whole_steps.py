@@ -180,6 +180,10 @@ def _divisions(gpus: int, length: int, documents: str, samples: int) -> list[Cas
     def of(name: str, *parts: Flags) -> Case:
         return replace(case(f"{name} {last}", gpus, flags, *parts), documents=documents)
 
+    def packed(name: str, *parts: Flags) -> Case:
+        chosen = of(f"stock sft {name}", SFT, NO_DOCUMENTS, *parts)
+        return replace(chosen, module=SFT_MODULE, environment={"CONVERSATIONS": documents})
+
     cases = [
         of(f"stock {place} {kernel} alone", parallel, backend)
         for place, parallel in _without_cp(gpus).items()
@@ -193,14 +197,10 @@ def _divisions(gpus: int, length: int, documents: str, samples: int) -> list[Cas
     cases.append(of(f"magi cp{gpus}", layout(cp=gpus), MAGI))
     cases.append(of(f"magi joined cp{gpus}", layout(cp=gpus), MAGI, {"micro-batch-size": gpus}))
     return cases + [
-        replace(
-            of(f"stock sft {place} {kernel} {way}", SFT, NO_DOCUMENTS, parallel, backend),
-            module=SFT_MODULE,
-            environment={"CONVERSATIONS": documents},
-        )
+        packed(f"{place} {kernel} {way}", parallel, _exchange(way), backend)
         for place, (parallel, ways) in _with_cp(gpus, length).items()
         for kernel, backend in KERNELS.items()
-        for way, parallel in ((way, {**parallel, **_exchange(way)}) for way in ways)
+        for way in ways
     ]
 
 

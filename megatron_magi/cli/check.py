@@ -105,7 +105,7 @@ def _lacks_validation(args: Any) -> bool:
     if not validates or args.mock_data or args.dataloader_type == "external":
         return False
     shares = re.findall(r"[.0-9]+", args.split or "")
-    return bool(shares) and not any(share.strip("0.") for share in shares[1:2])
+    return bool(shares) and (len(shares) == 1 or not shares[1].strip("0."))
 
 
 def _lacks_eval_interval(args: Any) -> bool:
