@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "planner/ceil_div.h"
 #include "schedule/backward_bands.h"
 #include "schedule/backward_waits.h"
 #include "schedule/makespan.h"
@@ -245,11 +246,18 @@ std::vector<Candidate> at_once(const Problem& p) {
   return found;
 }
 
-// Whether blocks of a tile that start together may wait for one another at their end.
-bool have_time_for_turns(const Problem& p, int64_t splits) {
-  const auto waits = (splits - 1) * static_cast<int64_t>(p.list.items.size());
-  return splits > 1 && static_cast<double>(p.list.steps * (p.shape.group / splits)) >=
-                           p.costs.steps_for_turn * static_cast<double>(waits);
+// Whether the parts of a tile that run together may wait for one another at their end.
+bool have_time_for_turns(const Problem& p, int64_t splits, int64_t together) {
+  const auto waits = (together - 1) * static_cast<int64_t>(p.list.items.size());
+  return static_cast<double>(p.list.steps * (p.shape.group / splits)) >=
+         p.costs.steps_for_turn * static_cast<double>(waits);
+}
+
+// The parts of a tile that run together if one lane starts after another: a lane of few items
+// leaves processors to the next ones.
+int64_t parts_together(const Problem& p, int64_t splits) {
+  const auto items = std::max<int64_t>(static_cast<int64_t>(p.list.items.size()), 1);
+  return std::min(splits, ceil_div(p.shape.num_sms, items));
 }
 
 // Whether the last kv heads alone may be split.
@@ -270,7 +278,9 @@ std::vector<Candidate> in_turns(const Problem& p) {
   std::vector<Candidate> found;
   int64_t most = 1;
   for (int64_t splits = 2; splits <= group && group % splits == 0; splits *= 2) {
-    if (drifts(list) || list.even_rows > 0.) found.push_back({splits, 1, true, true});
+    if ((drifts(list) || list.even_rows > 0.) &&
+        have_time_for_turns(p, splits, parts_together(p, splits)))
+      found.push_back({splits, 1, true, true});
     for (int64_t split_heads = 1; split_heads <= most_heads; ++split_heads)
       found.push_back({splits, 1, true, true, num_heads_kv - split_heads});
     most = splits;
@@ -285,7 +295,8 @@ std::vector<Candidate> in_turns(const Problem& p) {
 std::vector<Candidate> candidates(const Problem& p) {
   std::vector<Candidate> found = at_once(p);
   if (p.mode.deterministic || !p.mode.may_take_turns) return found;
-  for (Candidate& c : found) c.in_turns = have_time_for_turns(p, c.splits);
+  for (Candidate& c : found)
+    c.in_turns = c.splits > 1 && have_time_for_turns(p, c.splits, c.splits);
   if (p.list.grouped) return found;
   std::erase_if(found, [](const Candidate& c) { return c.one_lane; });
   const std::vector<Candidate> more = in_turns(p);

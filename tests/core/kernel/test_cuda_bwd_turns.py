@@ -68,6 +68,12 @@ def test_splits_at_once_take_turns_if_blocks_are_long() -> None:
     assert short.splits > 1 and not short.in_turns
 
 
+@pytest.mark.parametrize("keys", [208, 1280])
+def test_few_tiles_leave_no_time_for_turns(keys: int) -> None:
+    """Their lanes run together, not one after another: parts would wait for one another."""
+    assert not chosen(masks.full(1024, keys)).in_turns
+
+
 @pytest.mark.parametrize("mask", [masks.causal(65536), masks.full(65536)], ids=["causal", "full"])
 def test_turns_are_for_fast_mode(mask: AttnMask) -> None:
     """In deterministic mode blocks of one lane would wait for one another."""
