@@ -8,6 +8,7 @@ zero, where no relative bound makes sense); inf and nan must sit in the same pla
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -90,6 +91,16 @@ def assert_as_good(
         roundings = 1000 if dtype == torch.float64 else 1
         floor = roundings * torch.finfo(dtype).eps * scales[name]
         assert error <= 1.5 * peer_error + floor, f"{name}: {error} > 1.5 * {peer_error} + {floor}"
+
+
+def assert_as_good_as_dense(
+    ours: dict[str, Tensor], inputs: Sequence[Tensor], mask: AttnMask, dtype: torch.dtype,
+    softcap: float = 0.0,
+) -> None:  # fmt: skip
+    """The same against the dense formula of inputs (q, k, v, dout), in fp64 and in ``dtype``."""
+    exact = gradients(*inputs, mask, torch.float64, softcap)
+    same = exact if dtype == torch.float64 else gradients(*inputs, mask, dtype, softcap)
+    assert_as_good(ours, exact, same, dtype, summand_scales(exact, *inputs))
 
 
 def summand_scales(exact: dict[str, Tensor], q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> dict:

@@ -5,6 +5,7 @@ import gc
 
 import hypothesis  # noqa: F401  as test modules do, whose functions the processes call
 import pytest  # noqa: F401
+import torch._dynamo
 import torch.distributed  # noqa: F401
 
 import megatron_magi

@@ -30,7 +30,7 @@ class ProcessPool:
     """``world_size`` spawned processes with an initialised group; nccl: one GPU each."""
 
     def __init__(self, world_size: int, backend: str = "gloo") -> None:
-        context = mp.get_context("spawn") if backend == "nccl" else _forking_context()
+        context = mp.get_context("spawn") if backend == "nccl" else forking_context()
         store = Path(tempfile.mkdtemp()) / "store"
         self.inboxes = [context.SimpleQueue() for _ in range(world_size)]
         self.outbox = context.Queue()
@@ -94,13 +94,14 @@ def pool(world_size: int, backend: str = "gloo") -> ProcessPool:
     return _pools[key]
 
 
-def _forking_context() -> Any:
+def forking_context() -> Any:
     """Processes are forked from one that has imported this package from where this one has it."""
     import pytest  # here, because the processes import this module too
 
     context: Any = mp.get_context("forkserver")
     context.set_forkserver_preload(["tests.pool_imports"])
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_COMPILE_DISABLE", "1")  # Megatron would import all of the compiler
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         forkserver.ensure_running()
     return context

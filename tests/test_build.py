@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import subprocess
@@ -14,6 +13,7 @@ import torch
 from megatron_magi import build
 from megatron_magi.core.cuda.abi import CudaKernelError, FwdParams
 from megatron_magi.core.cuda.library import CudaLibrary
+from tests.process_pool import forking_context
 
 
 def test_without_nvcc_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def build_there(directory: str) -> str:
 
 def test_several_processes_build_once(tmp_path: Path) -> None:
     fake_nvcc(tmp_path)
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
+    with forking_context().Pool(4) as pool:
         paths = pool.map(build_there, [str(tmp_path)] * 4)
     assert set(paths) == {str(tmp_path / "lib" / "lib.so")} and Path(paths[0]).exists()
     assert (tmp_path / "links").read_text().count("link") == 1

@@ -18,7 +18,7 @@ SLOW_LAYOUTS = {
     },
     "test_mtp.py": {
         *("packed-one-process", "one-one-process", "cp3-odd-length", "cp4-padded"),
-        "cp2-one-row-chunks",
+        *("cp2-one-row-chunks", "one-cp2-pp2", "dp2-cp2-distributed-optimizer"),
     },
     "test_attention_options.py": {
         *("learnable-tp2-sp", "learnable-cp2", "learnable-cp3-odd-length", "learnable-cp2-pp2"),

@@ -61,12 +61,6 @@ def test_wrong_usage_is_one_sentence_and_exit_code_2(
     assert err.count("\n") == 1
 
 
-def test_it_runs_as_a_module() -> None:
-    command = [sys.executable, "-m", "megatron_magi", "plan", "--lengths", "64", "--cp", "2", "-q"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
-    assert done.returncode == 0 and done.stdout.startswith("cp 2: balance (max/mean) 1.0")
-
-
 @pytest.mark.parametrize("option", ["--version", "--help", "-h"])
 def test_version_and_help_import_no_torch(option: str) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "megatron_magi", option]
@@ -87,24 +81,18 @@ def test_help_has_a_line_about_every_command(capsys: Capture) -> None:
         assert " ".join(f"{name} {summary}".split()) in " ".join(told.split())
 
 
-def test_a_command_finds_the_public_names_when_it_uses_them() -> None:
+def test_public_names_are_found_and_no_other_command_is_imported() -> None:
+    """`check` looks for the Megatron of the script's folder, so none may be imported before."""
     code = (
         "import sys; sys.argv = ['megatron-magi']; import megatron_magi as magi\n"
         "assert 'torch' not in sys.modules\n"
         "from megatron_magi import masks, HeadShape, plan\n"
         "assert masks.causal and HeadShape is magi.HeadShape and 'torch' in sys.modules\n"
-        "assert all(hasattr(magi, name) for name in magi.__all__) and not hasattr(magi, 'nothing')"
-    )
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_command_imports_no_other_one() -> None:
-    """`check` looks for the Megatron of the script's folder, so none may be imported before."""
-    code = (
-        "import sys; from megatron_magi.cli import main; main(['check', 'x']); "
+        "assert all(hasattr(magi, name) for name in magi.__all__)\n"
+        "assert not hasattr(magi, 'nothing')\n"
+        "from megatron_magi.cli import main; main(['check', 'x'])\n"
         "sys.exit('megatron_magi.adapter' in sys.modules)"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    root = Path(__file__).parents[2]
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
     assert run.returncode == 0 and "a pretrain script" in run.stderr, run.stderr

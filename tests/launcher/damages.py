@@ -17,7 +17,6 @@ from megatron_magi.launcher import (
     documents,
     hook_points,
     model_hooks,
-    schedule,
     session,
     step_balance,
 )
@@ -99,12 +98,6 @@ def keep_samples_on_rank_0() -> None:
         return dealt(costs, replicas, micro, **kinds)
 
     step_balance.deal_step = kept
-
-
-def keep_samples_unseen() -> None:
-    """The same, and replicas do not compare how they deal."""
-    keep_samples_on_rank_0()
-    schedule.agree_on_dealing = lambda *given: None  # type: ignore[assignment]
 
 
 def run_every_step_twice() -> None:

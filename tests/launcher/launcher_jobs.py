@@ -26,9 +26,13 @@ with contextlib.suppress(ImportError):  # compiled already, by scripts/test_mega
     dataset_utils.compile_helpers = lambda: None
 
 with contextlib.suppress(ImportError):  # each version has its own
+    import megatron.core.datasets.blended_megatron_dataset_builder
     import megatron.core.datasets.gpt_dataset
     import megatron.core.tokenizers.text
-    import megatron.training.datasets.sft_dataset  # noqa: F401
+    import megatron.training.datasets.sft_dataset
+    import megatron.training.yaml_arguments
+with contextlib.suppress(ImportError):
+    import megatron.core.models.mimo  # noqa: F401
 
 from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
 from megatron.training import training  # noqa: E402
@@ -37,11 +41,13 @@ from megatron.training import training  # noqa: E402
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 
 from init_by_name import init_by_name  # noqa: E402
-from tiny_flags import TINY, words  # noqa: E402
+from tiny_flags import TINY, use_few_documents, words  # noqa: E402
 
 import megatron_magi.core.kernel.reference  # noqa: E402
 import megatron_magi.launcher.hook_points  # noqa: E402, F401
 from megatron_magi import run  # noqa: E402
+
+use_few_documents()
 
 with contextlib.suppress(ImportError):  # not every version has this parser
     from read_docstrings import read_docstrings_once

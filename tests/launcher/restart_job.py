@@ -33,6 +33,9 @@ if not HAS_CUDA:
 
 from megatron.core.pipeline_parallel import schedules  # noqa: E402
 from megatron.training import get_args, inprocess_restart, training  # noqa: E402
+from tiny_flags import use_few_documents  # noqa: E402
+
+use_few_documents()
 
 FAULTY_RANK, FAULTY_ITERATION = 1, 3
 connections: set[tuple[int, str]] = set()

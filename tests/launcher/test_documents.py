@@ -34,40 +34,6 @@ def bounds(cu_seqlens: list[int], total: int, padded: list[int] | None = None) -
 
 
 @pytest.mark.parametrize(
-    ("cu_seqlens", "total", "wanted"),
-    [
-        pytest.param([0, 3, 8], 8, [0, 3, 8], id="exact"),
-        pytest.param([0, 3, 8, 8, 8, 8], 8, [0, 3, 8], id="trailing copies"),
-        pytest.param([0, 3, 5], 8, [0, 3, 5, 8], id="tail"),
-        pytest.param([0, 3, 5, 5, 5], 8, [0, 3, 5, 8], id="tail and copies"),
-        pytest.param([0, 8], 8, [0, 8], id="one document"),
-        pytest.param([0, 1, 2, 3], 3, [0, 1, 2, 3], id="one token each"),
-        pytest.param([0, 3, 3, 8], 8, [0, 3, 8], id="an empty document"),
-    ],
-)
-def test_boundaries_of_cu_seqlens(cu_seqlens: list[int], total: int, wanted: list[int]) -> None:
-    assert bounds(cu_seqlens, total) == wanted
-    assert bounds_of_cu_seqlens(int32([cu_seqlens]), None, total) == wanted
-
-
-@pytest.mark.parametrize(
-    ("cu_seqlens", "padded", "total", "wanted"),
-    [
-        pytest.param([0, 3, 8], [0, 4, 10], 10, [0, 3, 4, 9, 10], id="both padded"),
-        pytest.param([0, 3, 8], [0, 3, 8], 8, [0, 3, 8], id="equal to cu_seqlens"),
-        pytest.param([0, 4, 7], [0, 4, 8], 8, [0, 4, 7, 8], id="the last one padded"),
-        pytest.param([0, 3, 8], [0, 4, 10], 12, [0, 3, 4, 9, 10, 12], id="tail"),
-        pytest.param([0, 3, 8, 8], [0, 4, 10, 10], 10, [0, 3, 4, 9, 10], id="copies"),
-        pytest.param([0, 3, 3, 8], [0, 4, 6, 12], 12, [0, 3, 4, 6, 11, 12], id="an empty one"),
-    ],
-)
-def test_padding_is_a_document_of_its_own(
-    cu_seqlens: list[int], padded: list[int], total: int, wanted: list[int]
-) -> None:
-    assert bounds(cu_seqlens, total, padded) == wanted
-
-
-@pytest.mark.parametrize(
     ("cu_seqlens", "padded", "said"),
     [
         pytest.param([0, 4, 8, 0, 0], None, r"cu_seqlens must begin .*\[8, 0, 0\]", id="zeros"),
@@ -91,17 +57,6 @@ def test_boundaries_are_prefix_sums(
 def test_packed_samples_come_as_one_stream() -> None:
     with pytest.raises(ValueError, match=r"one stream, got .* \(2, 3\); set --micro-batch-size 1"):
         bounds_of_cu_seqlens(torch.zeros(2, 3, dtype=torch.int32), None, 8)
-
-
-def test_an_end_of_document_closes_its_document() -> None:
-    tokens = torch.tensor([[1, 2, EOD, 3, EOD, 4]])
-    assert bounds_of_eod(tokens, EOD) == [0, 3, 5, 6]
-
-
-def test_sequences_of_a_batch_are_documents() -> None:
-    tokens = torch.tensor([[1, EOD, 2, EOD], [3, 4, 5, 6], [EOD, EOD, 7, 8]])
-    assert bounds_of_eod(tokens, EOD) == [0, 2, 4, 8, 9, 10, 12]
-    assert bounds_of_eod(torch.ones(2, 3, dtype=torch.int64), EOD) == [0, 3, 6]
 
 
 def test_equal_sequences() -> None:
@@ -141,6 +96,7 @@ def test_boundaries_are_those_of_the_documents(layout: Layout) -> None:
     total = cu_seqlens[-1] + tail
     got = bounds([*cu_seqlens, *cu_seqlens[-1:] * copies], total)
     assert_boundaries(got, set(cu_seqlens), total)
+    assert bounds_of_cu_seqlens(int32([cu_seqlens]), None, total) == got  # type: ignore[list-item]
 
 
 @given(layouts(), layouts())

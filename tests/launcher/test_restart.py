@@ -42,6 +42,7 @@ from tests.launcher.two_ranks import Ranks
 from tests.megatron_worker import run_jobs_of
 
 LAYOUTS: dict[str, dict[str, Any]] = {"cp2": CP2, "documents tp2": {**MAGI, **TP2_SP, **BY_EOD}}
+STEPS = 4
 NEEDED = (0, 6)
 """Megatron asks for this nvidia_resiliency_ext or a later one."""
 trains = pytest.mark.skipif(
@@ -61,7 +62,7 @@ def installed() -> tuple[int, ...]:
 
 def train(how: str, layout: str, folder: Path) -> list[str]:
     """What two ranks print that save after every second step."""
-    flags = {**TINY, **LAYOUTS[layout], "train-iters": 6, "save-interval": SAVED}
+    flags = {**TINY, **LAYOUTS[layout], "train-iters": STEPS, "save-interval": SAVED}
     flags |= {"save": str(folder), "load": str(folder)}
     flags |= {"inprocess-restart": True, "inprocess-granularity": "rank"}
     return Ranks(flags, (JOB, how, str(SMALL_SCRIPT))).outputs()
@@ -73,10 +74,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Steps]:
 
     @functools.cache
     def run(layout: str) -> Steps:
-        one = job(layout, SMALL_SCRIPT, LAYOUTS[layout], {"train-iters": 6})
+        one = job(layout, SMALL_SCRIPT, LAYOUTS[layout], {"train-iters": STEPS})
         one["kwargs"]["drawn_weights"] = True
         seen = values(run_jobs_of(JOBS, [one], tmp_path_factory.mktemp("whole"), 200)[layout])
-        return list(zip(range(6), seen["loss"], seen["grad_norm"], strict=True))
+        return list(zip(range(STEPS), seen["loss"], seen["grad_norm"], strict=True))
 
     return run
 

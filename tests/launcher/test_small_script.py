@@ -123,7 +123,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     bypassed = "leave_batches_to_megatron"
     jobs = [
         small("bypassed", CP2, damage=bypassed),
-        small("early", CP2_PP2, damage="communicate_in_the_build"),
+        small("early", PP2, damage="communicate_in_the_build"),
         small("bypassed cp1", MAGI, damage=bypassed),
         small("unattached", CP2, damage="forget_to_attach"),
         small("middle stage", PP4, FOUR_LAYERS, damage="plan_otherwise_on_middle_stages"),

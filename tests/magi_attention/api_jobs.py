@@ -11,15 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from megatron_magi import AttnMask, masks
 from megatron_magi import magi_attention as api
-from tests.dense import (
-    NAMES,
-    assert_as_good,
-    dense_attention,
-    dense_largest,
-    gradients,
-    random_qkv,
-    summand_scales,
-)
+from tests.dense import NAMES, assert_as_good_as_dense, dense_attention, dense_largest, random_qkv
 from tests.magi_attention.test_kernel_call import sink_attention
 from tests.magi_attention.typed_masks import count_cells, random_typed
 from tests.process_pool import subgroup
@@ -46,8 +38,7 @@ def attend(
 
 
 def check(ours: dict[str, Tensor], mask: AttnMask, q: Any, k: Any, v: Any, dout: Tensor) -> None:
-    exact = gradients(q, k, v, dout, mask, torch.float64)
-    assert_as_good(ours, exact, exact, torch.float64, summand_scales(exact, q, k, v, dout))
+    assert_as_good_as_dense(ours, (q, k, v, dout), mask, torch.float64)
 
 
 def random_types(rank: int, cp_size: int, seeds: list[int]) -> None:

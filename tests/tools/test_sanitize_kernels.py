@@ -1,24 +1,20 @@
 """Without a Hopper GPU the sanitizer script refuses, and says why."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from megatron_magi.cli.errors import run_cli
+from tools import sanitize_kernels
 from tools.sanitize_kernels import sanitize
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-def test_without_a_gpu_nothing_is_called_clean() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.sanitize_kernels"], capture_output=True, text=True, cwd=ROOT
-    )
-    assert done.returncode == 2 and "a Hopper GPU is needed" in done.stderr
-    assert "clean" not in done.stdout
+def test_without_a_gpu_nothing_is_called_clean(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(lambda: sanitize_kernels.main([])) == 2
+    said = capsys.readouterr()
+    assert "a Hopper GPU is needed" in said.err and "clean" not in said.out
 
 
 @pytest.mark.parametrize("code, verdict", [(0, "clean"), (9, "FINDINGS")])

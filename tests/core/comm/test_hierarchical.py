@@ -19,8 +19,9 @@ def test_any_legal_mask(cp_size: int, per_node: int, degree: int | str | None) -
     pool(WORLD).run(jobs.random_masks, cp_size, per_node, list(range(first, first + 8)), degree)
 
 
-@pytest.mark.parametrize("in_fp32", [True, False])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    "dtype, in_fp32", [(torch.bfloat16, True), (torch.bfloat16, False), (torch.float32, True)]
+)
 @pytest.mark.parametrize("name", ["causal", "packed", "shared question"])
 def test_named_masks(name: str, dtype: torch.dtype, in_fp32: bool) -> None:
     pool(WORLD).run(jobs.named_mask, 8, 4, name, dtype, in_fp32)

@@ -13,18 +13,18 @@ from tests.core.kernel import abi_on_cpu
 from tests.core.kernel.hopper.launch_cases import BF16, FP32, NAMED, case, exact
 
 
-@pytest.mark.parametrize("name", ["causal", "packed", "rows that see nothing"])
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize(
-    "asked, widths",
+    "name, asked, widths",
     [
-        (None, (64, 64)),
-        (BF16, (96, 96)),
-        (None, (80, 80)),
-        (BF16, (192, 128)),
-        (BF16, (80, 48)),
-        (BF16, (256, 256)),
-        (None, (160, 200)),
+        ("causal", None, (64, 64)),
+        ("rows that see nothing", None, (64, 64)),
+        ("packed", BF16, (96, 96)),
+        ("packed", None, (80, 80)),
+        ("packed", BF16, (192, 128)),
+        ("packed", BF16, (80, 48)),
+        ("packed", BF16, (256, 256)),
+        ("packed", None, (160, 200)),
     ],
     ids=str,
 )

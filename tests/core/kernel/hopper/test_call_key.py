@@ -11,15 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron_magi import masks
 from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.call_key import MOST_CALLS, PreparedCalls
 from megatron_magi.core.kernel.hopper import backward, forward
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from megatron_magi.core.kernel.slice_table import SliceTable
 from tests.core.kernel import abi_on_cpu
-from tests.core.kernel.hopper.launch_cases import BF16, FP16, FP32, NAMED, case, exact
+from tests.core.kernel.hopper.launch_cases import BF16, FP16, FP32, case, exact
 
-MASK = NAMED["packed"]
+MASK = masks.from_cu_seqlens([0, 1, 11, 32])
 
 
 def moved(x: Tensor, elements: int = 0, gap: int = 0) -> Tensor:
@@ -48,8 +49,8 @@ CALLS: dict[str, Change] = {
     "another base": lambda c: (c._replace(q=moved(c.q, 8), k=moved(c.k), v=moved(c.v)), {}),
     "a base that is copied": lambda c: (c._replace(q=moved(c.q, 1)), {}),
     "one sink": lambda c: (c._replace(sink_lse=torch.arange(4.0)), {}),
-    "a sink a token": lambda c: (c._replace(sink_lse=torch.randn(200, 4)), {}),
-    "a sink with gaps": lambda c: (c._replace(sink_lse=torch.randn(4, 200).T), {}),
+    "a sink a token": lambda c: (c._replace(sink_lse=torch.randn(32, 4)), {}),
+    "a sink with gaps": lambda c: (c._replace(sink_lse=torch.randn(4, 32).T), {}),
     "fp32": lambda c: (c, {"out_dtype": FP32}),
     "merged": lambda c: (c, {"prev": continued(c)}),
     "filled": lambda c: (c, {"into": continued(c)}),
@@ -79,7 +80,7 @@ def test_a_forward_does_what_it_does_on_a_table_of_its_own(
         asked, how = CALLS[name](call._replace(table=table))
         return forward(asked, **how)
 
-    want = {name: result(name, SliceTable(MASK.slices, 200, 200)) for name in CALLS}
+    want = {name: result(name, SliceTable(MASK.slices, 32, 32)) for name in CALLS}
     for name in every_pair([*CALLS]):
         for x, y in zip(result(name, call.table), want[name], strict=True):
             assert x.dtype == y.dtype and x.stride() == y.stride() and torch.equal(x, y), name
@@ -91,15 +92,15 @@ def test_a_forward_does_what_it_does_on_a_table_of_its_own(
         ({"softmax_scale": float("inf")}, {}, "softmax_scale must be"),
         ({"softmax_scale": float("nan")}, {}, "softmax_scale must be"),
         ({"softcap": 1e9}, {}, "softcap must be"),
-        ({"q": torch.zeros(200, 4, 64)}, {}, "take bf16 and fp16"),
-        ({"k": torch.zeros(199, 2, 64, dtype=BF16)}, {}, "must have the lengths"),
-        ({"q": torch.zeros(199, 4, 64, dtype=BF16)}, {}, "must have the lengths"),
+        ({"q": torch.zeros(32, 4, 64)}, {}, "take bf16 and fp16"),
+        ({"k": torch.zeros(31, 2, 64, dtype=BF16)}, {}, "must have the lengths"),
+        ({"q": torch.zeros(31, 4, 64, dtype=BF16)}, {}, "must have the lengths"),
         ({"sink_lse": torch.zeros(3)}, {}, "sink_lse must be"),
         ({}, {"out_dtype": FP16}, "out_dtype must be"),
-        ({}, {"prev": (torch.zeros(200, 4, 64, dtype=BF16), torch.zeros(200, 4))}, "to continue"),
-        ({}, {"prev": (torch.zeros(200, 4, 64), torch.zeros(200, 3))}, "must be out"),
-        ({}, {"into": (torch.zeros(200, 4, 64), torch.zeros(200, 4).half())}, "lse in fp32"),
-        ({}, {"into": (torch.zeros(200, 64, 4).mT, torch.zeros(200, 4))}, "last dimension"),
+        ({}, {"prev": (torch.zeros(32, 4, 64, dtype=BF16), torch.zeros(32, 4))}, "to continue"),
+        ({}, {"prev": (torch.zeros(32, 4, 64), torch.zeros(32, 3))}, "must be out"),
+        ({}, {"into": (torch.zeros(32, 4, 64), torch.zeros(32, 4).half())}, "lse in fp32"),
+        ({}, {"into": (torch.zeros(32, 64, 4).mT, torch.zeros(32, 4))}, "last dimension"),
     ],
 )
 def test_what_a_forward_refuses_it_refuses_also_after_a_good_call(
@@ -127,13 +128,13 @@ GRADS: dict[str, Callable[[GradCall], dict[str, Any]]] = {
     "dout with gaps": lambda g: {"dout": moved(g.dout, 0, 8)},
     "dout that is copied": lambda g: {"dout": moved(g.dout, 3)},
     "lse by heads": lambda g: {"lse": g.lse.T.contiguous().T},
-    "delta by heads": lambda g: {"delta": torch.zeros(4, 200).T},
+    "delta by heads": lambda g: {"delta": torch.zeros(4, 32).T},
     "in a fixed order": lambda g: {"deterministic": True},
     "dq is added to": lambda g: {"dq": torch.ones(g.dout.shape)},
     "dk and dv with gaps": lambda g: {
-        "dkv": (moved(torch.ones(200, 2, 64), 0, 4), moved(torch.ones(200, 2, 64), 0, 8))
+        "dkv": (moved(torch.ones(32, 2, 64), 0, 4), moved(torch.ones(32, 2, 64), 0, 8))
     },
-    "dk and dv elsewhere": lambda g: {"dkv": (torch.ones(200, 2, 64), torch.ones(200, 2, 64))},
+    "dk and dv elsewhere": lambda g: {"dkv": (torch.ones(32, 2, 64), torch.ones(32, 2, 64))},
 }
 
 
@@ -143,12 +144,12 @@ def test_a_backward_does_what_it_does_on_a_table_of_its_own(
     call, dout = case(MASK)
     abi_on_cpu.BWD_MASKS.append(torch.from_numpy(MASK.to_dense()))
     _, lse = ReferenceBackend().forward(exact(call))
-    grad = GradCall(dout, lse.float(), torch.ones(200, 4))
+    grad = GradCall(dout, lse.float(), torch.ones(32, 4))
 
     def result(name: str, table: SliceTable) -> Any:
         return backward(call._replace(table=table), grad._replace(**GRADS[name](grad)))
 
-    want = {name: result(name, SliceTable(MASK.slices, 200, 200)) for name in GRADS}
+    want = {name: result(name, SliceTable(MASK.slices, 32, 32)) for name in GRADS}
     for name in every_pair([*GRADS]):
         for x, y in zip(result(name, call.table), want[name], strict=True):
             assert x.dtype == y.dtype and x.stride() == y.stride() and torch.equal(x, y), name
@@ -159,15 +160,15 @@ def test_a_backward_does_what_it_does_on_a_table_of_its_own(
     [
         ({"dtype": FP16}, "gradients must be"),
         ({"delta": None}, "either delta or out"),
-        ({"out": torch.zeros(200, 4, 64, dtype=BF16)}, "either delta or out"),
-        ({"dout": torch.zeros(200, 4, 32, dtype=BF16)}, "dout must have"),
-        ({"dout": torch.zeros(199, 4, 64, dtype=BF16)}, "dout must have"),
-        ({"lse": torch.zeros(200, 3)}, "lse must be"),
-        ({"lse": torch.zeros(199, 4)}, "lse must be"),
-        ({"delta": torch.zeros(200, 4).double()}, "delta must be"),
-        ({"dq": torch.zeros(200, 4, 64, dtype=BF16)}, "dq must be written"),
-        ({"dq": moved(torch.zeros(200, 4, 64), 1)}, "dq must be written"),
-        ({"dkv": (moved(torch.zeros(200, 2, 64), 1), torch.zeros(200, 2, 64))}, "dk must be"),
+        ({"out": torch.zeros(32, 4, 64, dtype=BF16)}, "either delta or out"),
+        ({"dout": torch.zeros(32, 4, 32, dtype=BF16)}, "dout must have"),
+        ({"dout": torch.zeros(31, 4, 64, dtype=BF16)}, "dout must have"),
+        ({"lse": torch.zeros(32, 3)}, "lse must be"),
+        ({"lse": torch.zeros(31, 4)}, "lse must be"),
+        ({"delta": torch.zeros(32, 4).double()}, "delta must be"),
+        ({"dq": torch.zeros(32, 4, 64, dtype=BF16)}, "dq must be written"),
+        ({"dq": moved(torch.zeros(32, 4, 64), 1)}, "dq must be written"),
+        ({"dkv": (moved(torch.zeros(32, 2, 64), 1), torch.zeros(32, 2, 64))}, "dk must be"),
     ],
 )
 def test_what_a_backward_refuses_it_refuses_also_after_a_good_call(
@@ -176,9 +177,9 @@ def test_what_a_backward_refuses_it_refuses_also_after_a_good_call(
     """Also where the only difference is an address."""
     call, dout = case(MASK)
     abi_on_cpu.BWD_MASKS.append(torch.from_numpy(MASK.to_dense()))
-    grad = GradCall(dout, torch.zeros(200, 4), torch.zeros(200, 4))
-    pair = torch.zeros(200, 2, 64), torch.zeros(200, 2, 64)
-    for good in ({}, {"dq": torch.zeros(200, 4, 64)}, {"dkv": pair}):
+    grad = GradCall(dout, torch.zeros(32, 4), torch.zeros(32, 4))
+    pair = torch.zeros(32, 2, 64), torch.zeros(32, 2, 64)
+    for good in ({}, {"dq": torch.zeros(32, 4, 64)}, {"dkv": pair}):
         backward(call, grad._replace(**good))  # type: ignore[arg-type]
     launched = len(library.calls)
     for _ in range(2):
@@ -190,12 +191,12 @@ def test_what_a_backward_refuses_it_refuses_also_after_a_good_call(
 def test_the_numbers_of_a_backward_are_part_of_its_form(library: abi_on_cpu.CpuLibrary) -> None:
     call, dout = case(MASK)
     abi_on_cpu.BWD_MASKS.append(torch.from_numpy(MASK.to_dense()))
-    grad = GradCall(dout, torch.full((200, 4), 2.0), torch.zeros(200, 4))
+    grad = GradCall(dout, torch.full((32, 4), 2.0), torch.zeros(32, 4))
     forms = []
     for change, fixed in (({}, False), ({"softmax_scale": 0.2}, False), ({"softcap": 0.7}, False),
                           ({}, True), ({}, False)):  # fmt: skip
         asked = call._replace(**change)  # type: ignore[arg-type]
-        alone = asked._replace(table=SliceTable(MASK.slices, 200, 200))
+        alone = asked._replace(table=SliceTable(MASK.slices, 32, 32))
         given = grad._replace(deterministic=fixed)
         for got, want in zip(backward(asked, given), backward(alone, given), strict=True):
             assert torch.equal(got, want)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
+import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -20,6 +22,7 @@ from megatron_magi.core.runtime.agreement import group as group_module
 from megatron_magi.core.runtime.agreement import watcher as watcher_module
 from megatron_magi.core.runtime.agreement.signature import Call
 from tests.core.runtime.agreement.actions import CONFIG, SHAPE, TOKENS
+from tests.process_pool import forking_context
 
 
 def on_a_device(rank: int, cp_size: int) -> list[str]:
@@ -135,13 +138,13 @@ def host_that_ends(rank: int, world_size: int, store: str) -> None:
     """Rank 0 ends after its last call; the other one has work to do after that."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     plan = magi.plan(masks.causal(TOKENS), world_size, SHAPE, CONFIG)
-    watcher_module.GRACE_S = 0.3
+    watcher_module.PERIOD_S, watcher_module.GRACE_S = 0.1, 0.3
     for _ in range(4):
         compared = comparison.compare(
             Call("shift_tokens"), plan, dist.group.WORLD, torch.device("cuda", 0)
         )
         compared.wait()
-    time.sleep(4 * rank)
+    time.sleep(1.5 * rank)
 
 
 def stuck_host(rank: int, world_size: int, store: str) -> None:
@@ -155,9 +158,24 @@ def stuck_host(rank: int, world_size: int, store: str) -> None:
     time.sleep(60)
 
 
-def start_host(job: Callable[..., None], rank: int, store: str) -> subprocess.Popen[str]:
-    call = f"{job.__name__}({rank}, 2, {store!r})"
-    code = f"from tests.core.runtime.agreement.device_jobs import *; {call}"
-    return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def ends_of_hosts(job: Callable[..., None], folder: Path) -> list[tuple[int | None, str]]:
+    """Exit codes of two ranks, and what they have written to standard error."""
+    logs = [folder / f"{rank}.log" for rank in range(2)]
+    hosts = [
+        forking_context().Process(
+            target=_host, args=(job, str(log), rank, 2, str(folder / "store"))
+        )
+        for rank, log in enumerate(logs)
+    ]
+    for host in hosts:
+        host.start()
+    for host in hosts:
+        host.join(50)
+        host.kill()
+    return [(host.exitcode, log.read_text()) for host, log in zip(hosts, logs, strict=True)]
+
+
+def _host(job: Callable[..., None], log: str, *given: Any) -> None:
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+    job(*given)
+    atexit._run_exitfuncs()  # multiprocessing leaves them out

@@ -80,25 +80,15 @@ def test_buffers_do_not_grow_with_the_calls() -> None:
 
 
 def test_a_host_that_waits_for_its_device_is_ended(tmp_path: Path) -> None:
-    hosts = [
-        device_jobs.start_host(device_jobs.stuck_host, rank, str(tmp_path / "store"))
-        for rank in range(2)
-    ]
-    for host in hosts:
-        _, said = host.communicate(timeout=50)
-        assert host.returncode == 1
-        assert (
-            "AgreementError" in said and "undispatch on rank 0 and shift_tokens on rank 1" in said
-        )
+    for code, said in device_jobs.ends_of_hosts(device_jobs.stuck_host, tmp_path):
+        assert code == 1 and "AgreementError" in said
+        assert "undispatch on rank 0 and shift_tokens on rank 1" in said
 
 
 def test_a_rank_may_end_before_another_one(tmp_path: Path) -> None:
     """It sends its last calls first, so that the watcher of one that lives on is content."""
-    store = str(tmp_path / "store")
-    hosts = [device_jobs.start_host(device_jobs.host_that_ends, rank, store) for rank in range(2)]
-    for host in hosts:
-        _, said = host.communicate(timeout=50)
-        assert host.returncode == 0 and "AgreementError" not in said, said
+    for code, said in device_jobs.ends_of_hosts(device_jobs.host_that_ends, tmp_path):
+        assert code == 0 and "AgreementError" not in said, said
 
 
 def test_a_group_may_end_on_one_rank_before_another() -> None:
