@@ -3,9 +3,9 @@
     python -m benchmarks.train.pretrain --megatron CHECKOUT agree --record FILE.json
 
 `agree`: losses and gradient norms of small bf16 models in several layouts, against stock attention
-at one rank. The other parts have layers of TransformerEngine: `flags`, `flags_4gpus` and
-`delta_net` (pretrain_te.py); `te_speed_2gpus` and `te_speed_4gpus` next to its context parallelism,
-`balance_speed_2gpus` and `balance_speed_4gpus` on real lengths of documents, and `graph_speed` with
+at one rank. The other parts have layers of TransformerEngine: `flags` and `delta_net`, on two GPUs,
+and `flags_4gpus` and so on (pretrain_te.py); `te_speed_2gpus` and so on next to its context
+parallelism, `balance_speed_2gpus` and so on with real lengths of documents, and `graph_speed` with
 attention in CUDA graphs (whole_steps.py). pairs.py says in what a stock case and its counterpart
 may differ.
 Every case has processes of its own under CUDA_DEVICE_MAX_CONNECTIONS=1, which have imported all
@@ -35,7 +35,7 @@ from benchmarks.lib.options import at_least, new_file, positive
 from benchmarks.lib.record import describe, write_record
 from benchmarks.train.corpora import corpus
 from benchmarks.train.pretrain_cases import AGREE, WORK, Case, Flags
-from benchmarks.train.pretrain_te import delta_net_cases, flag_cases, four_gpu_cases
+from benchmarks.train.pretrain_te import delta_net_cases, flag_cases, host_cases
 from benchmarks.train.step_profile import read_profile
 from benchmarks.train.warm_ranks import Job, WarmRanks
 from benchmarks.train.whole_steps import balance_cases, graph_cases, whole_step_cases
@@ -46,13 +46,11 @@ ROOT = Path(__file__).parents[2]
 PARTS: dict[str, Callable[[], list[Case]]] = {
     "agree": lambda: AGREE,
     "flags": flag_cases,
-    "flags_4gpus": four_gpu_cases,
     "delta_net": delta_net_cases,
     "graph_speed": graph_cases,
-    "te_speed_2gpus": functools.partial(whole_step_cases, 2),
-    "te_speed_4gpus": functools.partial(whole_step_cases, 4),
-    "balance_speed_2gpus": functools.partial(balance_cases, 2),
-    "balance_speed_4gpus": functools.partial(balance_cases, 4),
+    **{f"flags_{n}gpus": functools.partial(host_cases, n) for n in (4, 8)},
+    **{f"te_speed_{n}gpus": functools.partial(whole_step_cases, n) for n in (2, 4, 8)},
+    **{f"balance_speed_{n}gpus": functools.partial(balance_cases, n) for n in (2, 4, 8)},
 }
 """The cases of every part."""
 

@@ -130,9 +130,6 @@ OFFLOAD_V1 = {"NVTE_CPU_OFFLOAD_V1": "1"}
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 NO_MULTICAST = {"UB_SKIPMC": "1"}
 PP2 = layout(pp=2)
-CP4 = layout(cp=4)
-TP2_CP2 = layout(cp=2, tp=2)
-NODES_OF_TWO: Flags = {"magi-ranks-per-node": 2}
 
 
 def case(
@@ -236,27 +233,31 @@ def delta_net_cases() -> list[Case]:
     return [replace(each, script="pretrain_hybrid.py") for each in cases]
 
 
-def four_gpu_cases() -> list[Case]:
-    """Small models on layouts of four GPUs, one of which stands for two nodes. A checkpoint goes
-    from CP 4 to TP 2 x CP 2 and back."""
-    first, second = f"{WORK}/cp4", f"{WORK}/tp2cp2"
+def host_cases(gpus: int) -> list[Case]:
+    """Small models on layouts of the four or eight GPUs of a host, which stands for two nodes in
+    some. A checkpoint goes from one group to two and back."""
+    half = gpus // 2
+    one, tp, pp = f"cp{gpus}", f"tp2cp{half}", f"pp2cp{half}"
+    all_ranks, with_tp, with_pp = layout(cp=gpus), layout(cp=half, tp=2), layout(cp=half, pp=2)
+    nodes: Flags = {"magi-ranks-per-node": half}
+    first, second = f"{WORK}/{one}", f"{WORK}/{tp}"
     return [
         case("stock cp1", 1, SMALL),
-        *both("cp4", 4, CP4),
-        *both("tp2cp2", 4, TP2_CP2),
-        *both("pp2cp2", 4, layout(cp=2, pp=2)),
-        *both("cp2 ep2", 4, CP2, MOE),
-        case("magi cp4 nodes", 4, SMALL, MAGI, CP4, NODES_OF_TWO),
-        case("stock dp4 documents", 4, SMALL, PER_TOKEN, DOCUMENTS),
-        case("magi cp4 documents", 4, SMALL, MAGI, CP4, DOCUMENTS),
-        case("magi cp4 nodes documents", 4, SMALL, MAGI, CP4, DOCUMENTS, NODES_OF_TWO),
-        case("magi tp2cp2 documents", 4, SMALL, MAGI, TP2_CP2, DOCUMENTS),
-        case("magi pp2cp2 documents", 4, SMALL, MAGI, layout(cp=2, pp=2), DOCUMENTS),
-        case("magi cp4 saves", 4, SMALL, MAGI, CP4,
+        *both(one, gpus, all_ranks),
+        *both(tp, gpus, with_tp),
+        *both(pp, gpus, with_pp),
+        *both(f"cp{half} ep2", gpus, layout(cp=half), MOE),
+        case(f"magi {one} nodes", gpus, SMALL, MAGI, all_ranks, nodes),
+        case(f"stock dp{gpus} documents", gpus, SMALL, PER_TOKEN, DOCUMENTS),
+        case(f"magi {one} documents", gpus, SMALL, MAGI, all_ranks, DOCUMENTS),
+        case(f"magi {one} nodes documents", gpus, SMALL, MAGI, all_ranks, DOCUMENTS, nodes),
+        case(f"magi {tp} documents", gpus, SMALL, MAGI, with_tp, DOCUMENTS),
+        case(f"magi {pp} documents", gpus, SMALL, MAGI, with_pp, DOCUMENTS),
+        case(f"magi {one} saves", gpus, SMALL, MAGI, all_ranks,
              {"save": first, "save-interval": 8, "exit-interval": 8}),
-        case("magi tp2cp2 loads cp4", 4, SMALL, MAGI, TP2_CP2,
+        case(f"magi {tp} loads {one}", gpus, SMALL, MAGI, with_tp,
              {"load": first, "save": second, "save-interval": 14, "exit-interval": 14},
-             after="magi cp4 saves"),
-        case("magi cp4 loads tp2cp2", 4, SMALL, MAGI, CP4, {"load": second},
-             after="magi tp2cp2 loads cp4"),
+             after=f"magi {one} saves"),
+        case(f"magi {one} loads {tp}", gpus, SMALL, MAGI, all_ranks, {"load": second},
+             after=f"magi {tp} loads {one}"),
     ]  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from benchmarks.planner.plans import DISTRIBUTIONS
+from benchmarks.train.corpora import TOKENS
 from benchmarks.train.pretrain_cases import BILLION, DOCUMENTS, MAGI, WORK, Case, Flags, layout
 from benchmarks.train.pretrain_te import (
     ATTENTION_GRAPHS,
@@ -52,6 +53,12 @@ LAYOUTS = {
         "tp2cp2": (layout(cp=2, tp=2), WAYS),
         "pp2cp2": (layout(cp=2, pp=2), WAYS),
         "tp4": (layout(tp=4), ALONE),
+    },
+    8: {
+        "cp8": (layout(cp=8), (*WAYS, HIERARCHICAL)),
+        "tp2cp4": (layout(cp=4, tp=2), (*WAYS, HIERARCHICAL)),
+        "dp2cp4": (layout(cp=4), (*WAYS, HIERARCHICAL)),
+        "tp8": (layout(tp=8), ALONE),
     },
 }
 """By GPUs: layouts, with stock's ways of context parallelism. Those without any are a check: where
@@ -99,12 +106,15 @@ ONE_GROUP = (
     *(Shape("1b", length, kind, SFT) for kind in SFT_KINDS for length in (32768, 65536)),
 )
 """On the layout alone that has one context-parallel group of all GPUs."""
+LONGEST = Shape("8b", 131072)
+"""Fits eight GPUs without recomputation."""
 
 
 def whole_step_cases(gpus: int) -> list[Case]:
     """Stock in every way on both kernels, and magi, on the GPUs of one host."""
     places = LAYOUTS[gpus]
-    cases = [x for shape in PLAIN for place in places for x in _next_to_stock(shape, place, gpus)]
+    plain = PLAIN + (LONGEST,) * (gpus == 8)
+    cases = [x for shape in plain for place in places for x in _next_to_stock(shape, place, gpus)]
     return cases + [x for shape in ONE_GROUP for x in _next_to_stock(shape, f"cp{gpus}", gpus)]
 
 
@@ -118,17 +128,18 @@ def _next_to_stock(shape: Shape, place: str, gpus: int) -> list[Case]:
     for kernel, backend in KERNELS.items():
         for way in ways:
             name = f"stock {first} {kernel} {way} {last}"
-            cases.append(case(name, gpus, flags, _exchange(way), backend))
+            cases.append(case(name, gpus, flags, _exchange(way, parallel), backend))
     if shape.kind not in SFT_KINDS:
         return cases
     lengths = {"CONVERSATIONS": shape.kind.removeprefix("sft-")}
     return [replace(x, module=SFT_MODULE, environment=lengths) for x in cases]
 
 
-def _exchange(way: str) -> Flags:
-    """Flags of one of stock's ways of context parallelism."""
+def _exchange(way: str, parallel: Flags) -> Flags:
+    """Flags of one of stock's ways of context parallelism on a layout."""
     if way == HIERARCHICAL:
-        return {"cp-comm-type": way, "hierarchical-context-parallel-sizes": [2, 2]}
+        sizes = [2, parallel["context-parallel-size"] // 2]
+        return {"cp-comm-type": way, "hierarchical-context-parallel-sizes": sizes}
     return {"cp-comm-type": way} if way in WAYS else {}
 
 
@@ -168,12 +179,13 @@ def balance_cases(gpus: int) -> list[Case]:
 
 
 def _divisions(gpus: int, length: int, documents: str, samples: int) -> list[Case]:
+    new = TOKENS // (samples * max(BALANCE_LENGTHS))  # steps
     flags: Flags = {
         **Shape("8b", length).all_flags,
         **DOCUMENTS,
         "vocab-size": 16383,  # a whole model's share of the products
         "global-batch-size": samples,
-        "train-iters": 30 if samples == gpus else 12,
+        "train-iters": min(30 if samples == gpus else 12, new),
     }
     last = f"{documents}-docs {samples} {length}"
 
@@ -192,12 +204,13 @@ def _divisions(gpus: int, length: int, documents: str, samples: int) -> list[Cas
     cases.append(of(f"magi dp{gpus}", layout(), MAGI))
     if samples > gpus:
         cases.append(of(f"magi dealt dp{gpus}", layout(), MAGI, DEALT))
-    if gpus == 4:
-        cases.append(of("magi dealt dp2cp2", layout(cp=2), MAGI, DEALT))
+    if gpus > 2:
+        half = gpus // 2
+        cases.append(of(f"magi dealt dp2cp{half}", layout(cp=half), MAGI, DEALT))
     cases.append(of(f"magi cp{gpus}", layout(cp=gpus), MAGI))
     cases.append(of(f"magi joined cp{gpus}", layout(cp=gpus), MAGI, {"micro-batch-size": gpus}))
     return cases + [
-        packed(f"{place} {kernel} {way}", parallel, _exchange(way), backend)
+        packed(f"{place} {kernel} {way}", parallel, _exchange(way, parallel), backend)
         for place, (parallel, ways) in _with_cp(gpus, length).items()
         for kernel, backend in KERNELS.items()
         for way in ways
@@ -206,13 +219,13 @@ def _divisions(gpus: int, length: int, documents: str, samples: int) -> list[Cas
 
 def _without_cp(gpus: int) -> dict[str, Flags]:
     """Layouts in which stock masks the documents of a data file."""
-    more = {"tp2dp2": layout(tp=2)} if gpus == 4 else {}
+    more = {f"tp2dp{gpus // 2}": layout(tp=2)} if gpus > 2 else {}
     return {f"dp{gpus}": layout(), **more, f"tp{gpus}": layout(tp=gpus)}
 
 
 def _with_cp(gpus: int, length: int) -> dict[str, tuple[Flags, tuple[str, ...]]]:
     """Layouts of conversations, with stock's ways; hybrid gives each as many ranks as it needs."""
     hybrid = {"hybrid-context-parallel": True, "max-seqlen-per-dp-cp-rank": length // gpus}
-    more = {"dp2cp2": (layout(cp=2), WAYS)} if gpus == 4 else {}
-    one_group = layout(cp=gpus)
+    one_group, half = layout(cp=gpus), gpus // 2
+    more = {f"dp2cp{half}": (layout(cp=half), WAYS)} if gpus > 2 else {}
     return {**more, f"cp{gpus}": (one_group, WAYS), "hybrid": ({**one_group, **hybrid}, ("p2p",))}

@@ -20,13 +20,16 @@ pytestmark = pytest.mark.skipif(
 NUM_PAIRS = {
     "agree": 1,
     "flags": 24,
-    "flags_4gpus": 4,
     "delta_net": 1,
     "graph_speed": 20,
+    "flags_4gpus": 4,
+    "flags_8gpus": 4,
     "te_speed_2gpus": 86,
     "te_speed_4gpus": 160,
+    "te_speed_8gpus": 202,
     "balance_speed_2gpus": 36,
     "balance_speed_4gpus": 36,
+    "balance_speed_8gpus": 36,
 }
 
 
@@ -52,12 +55,13 @@ def test_megatron_takes_stocks_conversations_of_real_lengths() -> None:
         assert unexplained(case, case) == {}, case.name
 
 
-def test_the_launcher_takes_the_cases_of_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gpus", [4, 8])
+def test_the_launcher_takes_the_cases(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    for case in whole_step_cases(4) + balance_cases(4):
+    for case in whole_step_cases(gpus) + balance_cases(gpus):
         if case.name.startswith("magi"):
             job = read_job(words({**case.all_flags, "data-path": "corpus"}))
-            assert preflight(job, case.gpus, here=False).gpus == 4, case.name
+            assert preflight(job, case.gpus, here=False).gpus == gpus, case.name
 
 
 @pytest.mark.parametrize(

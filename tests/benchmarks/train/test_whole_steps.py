@@ -26,7 +26,7 @@ def kind_of(case: str) -> str:
     return next((word for word in case.split() if word in KINDS), "")
 
 
-@pytest.mark.parametrize("gpus", [2, 4])
+@pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_every_case_of_magi_has_stock_runs_of_its_kind_model_and_length(gpus: int) -> None:
     cases = whole_step_cases(gpus)
     assert len({case.name for case in cases}) == len(cases)
@@ -41,7 +41,7 @@ def test_fine_tuning_alone_runs_on_drawn_conversations() -> None:
         assert (case.module == SFT_MODULE) == ("sft" in case.flags) == ("sft-" in case.name)
 
 
-@pytest.mark.parametrize("gpus", [2, 4])
+@pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_every_division_takes_the_same_tokens_a_step(gpus: int) -> None:
     cases = balance_cases(gpus)
     assert len({case.name for case in cases}) == len(cases)
