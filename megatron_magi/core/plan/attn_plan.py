@@ -27,7 +27,7 @@ from megatron_magi.core.plan.token_layout import (
     ranks_per_node,
 )
 
-PLANNER_VERSION = 12
+PLANNER_VERSION = 13
 """Part of every digest. Raise it whenever the same input may lead to another plan."""
 
 FORWARD_MODES: tuple[ForwardMode, ...] = get_args(ForwardMode)

@@ -5,10 +5,11 @@
 namespace magi {
 namespace {
 
-// A further stage of the backward costs 1/kStageTail of the rank's whole backward: its last blocks
-// leave processors idle. On one H100, 8K to 32K tokens a rank, a second stage took 0.2 to 4 % and a
-// third up to 11 % (benchmarks/records/rank_times_h100_2026-11-27.json).
-constexpr int64_t kStageTail = 100;
+// A further stage of the backward costs so many percent of the rank's whole backward: its last
+// blocks leave processors idle, and kernels side by side share less in the cache. On one H200, 2K to
+// 8K tokens a rank, a second stage took -4 to 25 % more, 6 % in the median
+// (benchmarks/records/rank_times_stages_h200_2026-11-29.json); exchange_ps and call_ps are a part.
+constexpr int64_t kStagePercent = 3;
 
 // The time of one of `parts` equal exchanges of the rows that the rank receives.
 TimePs exchange_ps(const RankWork& work, const StageCosts& costs, int64_t row_ps, int64_t parts) {
@@ -55,7 +56,7 @@ TimePs backward_ps(const RankWork& work, const StageCosts& costs, int64_t degree
   if (degree == 0) return first + own + remote + grads;
   // Each call also launches kernels before and after the main one.
   TimePs time = first + TimePs{4 * degree} * costs.call_ps;
-  time += (degree - 1) * ((own + remote) / kStageTail);
+  time += (degree - 1) * ((own + remote) * kStagePercent / 100);
   for (int64_t stage = 1; stage <= degree; ++stage) {
     const TimePs travelling =
         (stage < degree ? receive : TimePs{0}) + (stage > 1 ? grads : TimePs{0});

@@ -72,7 +72,7 @@ def documented(plan: AttnPlan) -> tuple[float, float]:
         else:
             travelling = [part * (i < n - 1) + home * (i > 0) for i in range(n)]
             backward += sum(max(remote // n, t) for t in travelling) + max(own, home)
-            backward += n * 4 * c.call_ps + (n - 1) * ((own + remote) // 100)
+            backward += n * 4 * c.call_ps + (n - 1) * ((own + remote) * 3 // 100)
         ends.append((forward / 1e6, backward / 1e6))
     forwards, backwards = zip(*ends, strict=True)
     return max(forwards), max(backwards)
