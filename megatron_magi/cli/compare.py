@@ -29,6 +29,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from megatron_magi.cli.compare_report import NoiseReport, PlainReport
 from megatron_magi.cli.parser import UsageError, add_output_options
 from megatron_magi.compare.differences import Comparison, Gates, compare
@@ -179,8 +181,8 @@ def _first_gradient(run: Path, baseline: Path) -> float | None:
     """The largest error of a gradient, at the first iteration that both runs saved."""
     errors = [] if run == baseline else gradient_errors(run, Baseline((baseline,)))
     first = min((error.iteration for error in errors), default=0)
-    found = (error.relative_error for error in errors if error.iteration == first)
-    return max(found, default=None)
+    found = [error.relative_error for error in errors if error.iteration == first]
+    return float(np.max(found)) if found else None  # nan counts; max() may pass it over
 
 
 def _with_noise(options: argparse.Namespace) -> NoiseReport:
