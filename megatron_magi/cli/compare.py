@@ -29,9 +29,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from megatron_magi.cli.compare_report import NoiseReport, PlainReport
 from megatron_magi.cli.parser import UsageError, add_output_options
-from megatron_magi.compare.differences import Comparison, Gates, compare
+from megatron_magi.compare.differences import Comparison, Gates, RunCurves, compare
 from megatron_magi.compare.evidence import read_evidence
 from megatron_magi.compare.gradient_errors import Baseline, gradient_errors
 from megatron_magi.compare.mean_floor import read_mean_floor
@@ -160,6 +162,16 @@ def _require_runs(options: argparse.Namespace) -> None:
         )
 
 
+def _require_steps(runs: Sequence[RunCurves], options: argparse.Namespace) -> None:
+    """Raise UsageError for runs that end before --steps; a shorter baseline is refused later."""
+    for run in runs:
+        if len(run.loss) < options.steps and not options.allow_shorter:
+            raise UsageError(
+                f"runs to compare must have the {options.steps} iterations of --steps, got "
+                f"{len(run.loss)} of {run.name}; pass a smaller number, or --allow-shorter"
+            )
+
+
 def _plain(options: argparse.Namespace) -> PlainReport:
     gates = Gates(**_given(options, {f: name for f, (name, _) in PLAIN.items()}))
     baseline = read_run(options.runs[0])
@@ -167,6 +179,7 @@ def _plain(options: argparse.Namespace) -> PlainReport:
     def compared(folder: Path) -> Comparison:
         run, shorter = read_run(folder), options.allow_shorter
         if options.steps is not None:
+            _require_steps([run], options)
             run, shorter = run.first(options.steps), True
         found = compare(run, baseline, gates, shorter)
         return replace(found, gradient=_first_gradient(folder, options.runs[0]))
@@ -179,8 +192,8 @@ def _first_gradient(run: Path, baseline: Path) -> float | None:
     """The largest error of a gradient, at the first iteration that both runs saved."""
     errors = [] if run == baseline else gradient_errors(run, Baseline((baseline,)))
     first = min((error.iteration for error in errors), default=0)
-    found = (error.relative_error for error in errors if error.iteration == first)
-    return max(found, default=None)
+    found = [error.relative_error for error in errors if error.iteration == first]
+    return float(np.max(found)) if found else None  # nan counts; max() may pass it over
 
 
 def _with_noise(options: argparse.Namespace) -> NoiseReport:
@@ -206,6 +219,7 @@ def _with_noise(options: argparse.Namespace) -> NoiseReport:
         evidence = read_evidence(run, baseline)
         if options.steps is None:
             return judge(evidence, floor, options.allow_shorter)
+        _require_steps([evidence.curves, *floor.noise_curves], options)
         return judge(evidence.first(options.steps), floor, allow_shorter=True)
 
     runs, controls = ([*map(judged, folders)] for folders in (others, options.expect_fail))

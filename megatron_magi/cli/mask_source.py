@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from megatron_magi.checks import integer
 from megatron_magi.cli.errors import encoding_error, file_error
 from megatron_magi.cli.mask_shape import (
     add_shape_options,
@@ -165,7 +166,7 @@ def _from_ranges(path: Path) -> tuple[AttnMask, str]:
         given = json.loads(_text_of(path))
         q_ranges, k_ranges, total = (given[name] for name in ("q_ranges", "k_ranges", "total"))
         codes = given.get("attn_type_map")
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"--ranges must be a JSON object with q_ranges, k_ranges, total and perhaps "
             f"attn_type_map, got {path} ({error!r}); mend it"
@@ -180,7 +181,8 @@ def _from_data(options: argparse.Namespace) -> tuple[AttnMask, str]:
     if options.seq_length is None:
         raise UsageError("--data needs --seq-length, the tokens of a packed sample")
     samples = FileSamples(open_index(options.data), options.seq_length, eod=options.eod_token)
-    return _documents(samples.boundaries(options.sample or 0), options)
+    sample = integer(options.sample or 0, "--sample", 0, len(samples) - 1)
+    return _documents(samples.boundaries(sample), options)
 
 
 def _refuse_options_of_data(options: argparse.Namespace) -> None:

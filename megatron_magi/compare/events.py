@@ -50,7 +50,8 @@ def read_events(name: str, folder: Path) -> tuple[RunCurves, ModelFacts | None]:
     the time since the step before was written, with a validation or checkpoint between them.
 
     Raises:
-        RunError: TensorBoard is not installed, or an iteration has no loss or gradient norm.
+        RunError: TensorBoard is not installed, an iteration has no loss or gradient norm, or the
+            last iterations are those of an earlier start.
     """
     events = _load(folder)
     loss, norm = _series(events, LOSS), _series(events, NORM)
@@ -66,6 +67,12 @@ def read_events(name: str, folder: Path) -> tuple[RunCurves, ModelFacts | None]:
     batches = [x.value for x in _series(events, BATCH).values()]
     tokens = float(np.median(batches)) * int(arguments.get("seq_length", 0)) if batches else 0.0
     seconds = np.diff([loss[step].wall_time for step in steps], prepend=np.nan)
+    for older in np.flatnonzero(seconds < 0)[:1]:
+        raise RunError(
+            f"a run to compare must be of one job or its resumes, got iteration {steps[older]} "
+            f"from before iteration {steps[older - 1]} in {folder}: an earlier start went further; "
+            f"remove its event file"
+        )
     curves = RunCurves(
         name,
         np.array([loss[step].value for step in steps]),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_type_hints
 
+from megatron_magi.checks import integer, word
 from megatron_magi.compare.run_error import RunError
 
 MODEL = "model.json"
@@ -25,6 +26,10 @@ class ModelFacts:
     logit_variance: float
     """Variance of an untrained model's logits: hidden_size * init_std^2, as its last norm gives
     rows of RMS 1."""
+
+    def __post_init__(self) -> None:
+        word(self.dtype, "dtype", ("bf16", "fp16", "fp32"))
+        integer(self.vocab_size, "vocab_size", 1)
 
     @property
     def untrained_loss(self) -> float:

@@ -22,7 +22,7 @@ from megatron_magi.compare.run_error import RunError
 NUM_BLOCKS = 10
 MIN_STEPS = 2 * NUM_BLOCKS
 """The least number of differences of which a standard error is computed."""
-UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp32": 2.0**-24}
+UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24}
 """Largest relative error of one rounding."""
 TRUSTED_STEPS = 10
 """Two runs count as the same run if they have this many steps or more and all their losses are

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megatron_magi.checks import integer
+
 SEED = 1234
 """Megatron's default --seed."""
 
@@ -26,7 +28,7 @@ class FileSamples:
             sequence of the file is a document.
 
     Raises:
-        ValueError: the file holds less than a sample.
+        ValueError: the file holds less than a sample, or a sample is to have no token.
 
     Cost: reads the index, 4 bytes a document; tokens only with `eod`.
     """
@@ -34,7 +36,7 @@ class FileSamples:
     def __init__(
         self, file: Any, seq_length: int, *, seed: int = SEED, eod: int | None = None
     ) -> None:
-        self.seq_length, self.eod = seq_length, eod
+        self.seq_length, self.eod = integer(seq_length, "--seq-length", 1), eod
         # Megatron's arrays are views of a mapped file: they end with this object.
         self._file = file
         lengths = np.asarray(self._file.sequence_lengths).astype(np.int64)
@@ -94,10 +96,13 @@ def open_index(prefix: str) -> Any:
             f"data must be the prefix of a .bin and an .idx file, got {prefix} without "
             f"{' and '.join(missing)}; pass the path without the suffix"
         )
+    file = IndexedDataset.__new__(IndexedDataset)
+    file.index = file.bin_reader = None  # its __del__ fails without them after an error
     try:
-        return IndexedDataset(prefix)
+        file.__init__(prefix)
     except Exception as error:  # damaged bytes may cause any error
         said = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
             f"a data file must have Megatron's index, got {prefix}.idx ({said}); write it again"
         ) from error
+    return file

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def _json_text(line: bytes, key: str, where: str) -> bytes:
         text = json.loads(line)[key]
         if isinstance(text, str):
             return text.encode("utf-8", errors="replace")
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         pass
     raise ValueError(
         f'a line of a .jsonl file must be an object with a text in "{key}", got {line[:60]!r} in '
@@ -127,19 +128,21 @@ def _json_text(line: bytes, key: str, where: str) -> bytes:
     )
 
 
-def _starts(split: str | None) -> re.Pattern[bytes] | None:
+def _starts(split: str | None) -> re.Pattern[str] | None:
     try:
-        return re.compile(f"^(?:{split})".encode(), re.MULTILINE) if split else None
+        return re.compile(f"^(?:{split})", re.MULTILINE) if split else None
     except re.error as error:
         raise ValueError(
             f"--split must be a regular expression, got {split!r} ({error}); mend it"
         ) from None
 
 
-def _split(document: Document, starts: re.Pattern[bytes] | None) -> Iterator[Document]:
-    cuts = [m.start() for m in starts.finditer(document.text) if m.start()] if starts else []
-    ends = [*cuts, len(document.text)]
-    for number, (begin, end) in enumerate(zip([0, *cuts], ends, strict=True), start=1):
-        text = document.text[begin:end]
+def _split(document: Document, starts: re.Pattern[str] | None) -> Iterator[Document]:
+    texts = [document.text]
+    if starts:  # an expression is about letters, which may take several bytes
+        whole = document.text.decode("utf-8", errors="surrogateescape")
+        cuts = [0, *(m.start() for m in starts.finditer(whole) if m.start()), len(whole)]
+        texts = [whole[a:b].encode("utf-8", errors="surrogateescape") for a, b in pairwise(cuts)]
+    for number, text in enumerate(texts, start=1):
         if text.strip():
-            yield Document(f"{document.name}#{number}" if cuts else document.name, text)
+            yield Document(f"{document.name}#{number}" if texts[1:] else document.name, text)

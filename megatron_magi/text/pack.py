@@ -16,7 +16,7 @@ def pack(documents: Iterable[Document], prefix: Path, tokenizer: Tokenizer) -> l
     """Writes PREFIX.bin and PREFIX.idx, or nothing; returns every document's number of tokens.
 
     Raises:
-        ValueError: there is no document, or a text gives the EOD's id.
+        ValueError: there is no document, the prefix names none, or a text gives the EOD's id.
         OSError: the files cannot be written.
     """
     from megatron_magi.adapter.compat import require_megatron
@@ -24,6 +24,10 @@ def pack(documents: Iterable[Document], prefix: Path, tokenizer: Tokenizer) -> l
     require_megatron()
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
+    if prefix.name in ("", ".."):
+        raise ValueError(
+            f"a corpus must have the prefix of its files, got the folder {prefix}; add a name to it"
+        )
     prefix.parent.mkdir(parents=True, exist_ok=True)
     unfinished = {
         suffix: prefix.with_name(f".{prefix.name}.{os.getpid()}{suffix}.partial")

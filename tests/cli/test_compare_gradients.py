@@ -1,6 +1,7 @@
 """compare --noise: errors of gradients, measured from saved ones or read from their CSV."""
 
 import csv
+import json
 import shutil
 from pathlib import Path
 
@@ -92,3 +93,15 @@ def test_without_noise_the_first_saved_gradients_count(capsys: Capture, tmp_path
     assert float(shown) == pytest.approx(1e-6, rel=0.1) and none == "-"
     strict = ("--any-gradient", "1e-7", "--no-figure", "-q")
     assert run(capsys, "compare", dense, magi, *strict)[:2] == (1, "FAIL magi\n")
+
+
+@pytest.mark.parametrize("broken", ["dense", "magi"])
+def test_a_gradient_with_nan_never_passes(capsys: Capture, tmp_path: Path, broken: str) -> None:
+    runs = [write_run(tmp_path / name, 0) for name in ("dense", "magi")]
+    for folder in map(Path, runs):
+        values = {name: torch.ones(4) for name in PARAMETERS}
+        if folder.name == broken:
+            values[PARAMETERS[1]][0] = torch.nan
+        save_gradients(folder, 1, values)
+    code, out, _ = run(capsys, "compare", *runs, "--no-figure", "--json")
+    assert code == 1 and json.loads(out)["passed"] is False

@@ -102,6 +102,18 @@ def test_the_first_steps_alone(tmp_path: Path, capsys: Capture) -> None:
         assert "--steps must be at least 1" in run(capsys, "compare", "a", "b", "--steps", steps)[2]
 
 
+def test_steps_that_a_run_does_not_have_are_refused(tmp_path: Path, capsys: Capture) -> None:
+    runs = [write_beside_curve(tmp_path, f"r{i}", noisy(i), steps=60) for i in range(3)]
+    longer = write_beside_curve(tmp_path, "longer", noisy(7))
+    for ways in ([runs[0], runs[1]], [longer, runs[1], "--noise", runs[2]],
+                 [longer, longer, "--noise", runs[2]], [runs[0], "--mean-of", runs[1],
+                                                        "--mean-of", runs[2]]):  # fmt: skip
+        command = ["compare", *map(str, ways), "--no-figure", "--steps", "80"]
+        code, out, err = run(capsys, *command)
+        assert (code, out) == (2, "") and "must have the 80 iterations of --steps, got 60" in err
+        assert run(capsys, *command, "--allow-shorter")[0] < 2
+
+
 def test_what_has_no_mean_is_refused(tmp_path: Path) -> None:
     first, second, third = three(tmp_path)
     with pytest.raises(RunError, match="two runs or more"):

@@ -1,6 +1,7 @@
 """The mask that a command is about: options, files, recipes."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,20 @@ def test_plan_of_a_data_file(capsys: Capture, packed: str) -> None:
         capsys, "--data", packed, "--seq-length", "1024", "--cp", "2", "--eod-token", "256"
     )
     assert by_token["plan"]["digest"] == from_data["plan"]["digest"]
+
+
+def test_a_sample_that_the_file_does_not_have_is_refused(capsys: Capture, packed: str) -> None:
+    for number in (-1, 10**6):
+        given = ["--data", packed, "--seq-length", "1024", "--cp", "2", "--sample", str(number)]
+        code, out, err = run(capsys, "plan", *given)
+        assert (code, out) == (2, "")
+        assert re.search(rf"--sample must be between 0 and \d+, got {number}; pass", err)
+
+
+def test_deep_ranges_are_one_line(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    code, _, err = run(capsys, "plan", "--ranges", f"{tmp_path / 'deep.json'}", "--cp", "2")
+    assert code == 2 and "--ranges must be a JSON object" in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", ["--sample 3", "--seq-length 64", "--eod-token 3"])

@@ -27,18 +27,19 @@ def write_events(
     validation: Mapping[int, float] | None = None,
     arguments: Mapping[str, object] = ARGUMENTS,
     tags: Mapping[str, str] = TAGS,
+    began: float = 0.0,
 ) -> Path:
-    """One start of a job; a step takes two seconds."""
+    """One start of a job, ``began`` seconds after the first; a step takes two seconds."""
     writer = SummaryWriter(str(folder))
     for name, value in arguments.items():
         writer.add_text(name, str(value), global_step=0)
     for step, loss in losses.items():
-        writer.add_scalar("batch-size", 4, step, walltime=2.0 * step)
-        writer.add_scalar(tags["loss"], loss, step, walltime=2.0 * step)
+        writer.add_scalar("batch-size", 4, step, walltime=began + 2.0 * step)
+        writer.add_scalar(tags["loss"], loss, step, walltime=began + 2.0 * step)
         writer.add_scalar(f"{tags['loss']} vs samples", loss, 4 * step)
         norm = 1.0 if norms is None else norms.get(step)
         if norm is not None:
-            writer.add_scalar(tags["norm"], norm, step, walltime=2.0 * step)
+            writer.add_scalar(tags["norm"], norm, step, walltime=began + 2.0 * step)
         if step in (validation or {}):
             writer.add_scalar(tags["validation"], validation[step], step)
     writer.close()

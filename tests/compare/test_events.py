@@ -35,6 +35,16 @@ def test_the_last_value_of_a_step_that_was_trained_twice_counts(tmp_path: Path) 
     assert read_run(tmp_path).loss.tolist() == [5.0, 4.0, 3.0, 2.0]
 
 
+def test_an_earlier_start_that_went_further_is_refused(tmp_path: Path) -> None:
+    """Its last iterations would count as those of the later job."""
+    write_events(tmp_path, {1: 5.0, 2: 4.0, 3: 3.0, 4: 9.0})
+    write_events(tmp_path, {1: 5.0, 2: 4.0, 3: 3.0}, began=100.0)
+    with pytest.raises(RunError, match=r"got iteration 4 from before iteration 3 in .*remove its"):
+        read_run(tmp_path)
+    write_events(tmp_path, {3: 3.0, 4: 2.0, 5: 1.0}, began=200.0)
+    assert read_run(tmp_path).loss.tolist() == [5.0, 4.0, 3.0, 2.0, 1.0]
+
+
 def test_a_job_that_logs_no_arguments_has_no_facts_and_no_speed(
     capsys: Capture, tmp_path: Path
 ) -> None:

@@ -39,7 +39,15 @@ def test_an_untrained_loss_is_that_of_normal_logits() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[", "[]", "{}", '{"dtype": "bf16", "vocab_size": "many", "logit_variance": 1}']
+    "text",
+    [
+        "[",
+        "[]",
+        "{}",
+        '{"dtype": "bf16", "vocab_size": "many", "logit_variance": 1}',
+        '{"dtype": "float32", "vocab_size": 300, "logit_variance": 1}',
+        '{"dtype": "bf16", "vocab_size": 0, "logit_variance": 1}',
+    ],
 )
 def test_a_broken_file_is_one_clear_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.json").write_text(text)

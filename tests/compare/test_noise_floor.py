@@ -52,6 +52,8 @@ def test_floors_follow_the_baselines_recipe() -> None:
     """Without one, the smaller floors: they pass fewer runs."""
     bf16 = floor(noise("n", 30), recipe=ModelFacts("bf16", 384, 0.1))
     assert (bf16.dtype, bf16.gradient_floor, bf16.loss_floor) == ("bf16", 2**-8, 2**-8 / 64)
+    fp16 = floor(noise("n", 30), recipe=ModelFacts("fp16", 384, 0.1))
+    assert (fp16.gradient_floor, fp16.loss_floor) == (2**-11, 2**-11 / 64)
     unknown = floor(noise("n", 30))
     assert (unknown.dtype, unknown.gradient_floor, unknown.loss_floor) == ("fp32", 2**-18, 2**-23)
 

@@ -85,5 +85,19 @@ def test_a_prefix_without_files_and_a_damaged_index_are_one_line(tmp_path: Path)
     with pytest.raises(ValueError, match="must have Megatron's index, got ") as found:
         open_index(f"{tmp_path}/damaged")
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_what_is_left_of_a_damaged_file_ends_without_an_error(tmp_path: Path) -> None:
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"damaged{suffix}").write_bytes(b"nothing of Megatron's")
+    with pytest.raises(ValueError, match="must have Megatron's index, got ") as found:
+        open_index(f"{tmp_path}/damaged")
     del found
-    gc.collect()  # what Megatron left half made raises as it ends: now, and not in another test
+    gc.collect()
+
+
+@pytest.mark.parametrize("seq_length", [0, -5])
+def test_a_sample_has_a_token(seq_length: int) -> None:
+    with pytest.raises(ValueError, match=f"--seq-length must be at least 1, got {seq_length}"):
+        FileSamples(None, seq_length)

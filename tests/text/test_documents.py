@@ -41,7 +41,7 @@ def test_lines_of_json_are_documents(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"body": "one"}\n\n{"body": "\\u00e9"}\n')
     assert texts(path, json_key="body") == [("t.jsonl:1", "one"), ("t.jsonl:3", "\u00e9")]
-    for line in ("[]", "5", "{", '{"text": 5}', '{"other": "text"}'):
+    for line in ("[]", "5", "{", "[" * 100_000, '{"text": 5}', '{"other": "text"}'):
         path.write_text(f'{{"text": "fine"}}\n{line}\n')
         with pytest.raises(ValueError, match=r"text in \"text\", got .* in .*t\.jsonl line 2;"):
             texts(path)
@@ -54,6 +54,14 @@ def test_a_line_can_begin_a_document(tmp_path: Path) -> None:
     assert found[1][1] == "def f():\n  def inner(): pass\n"
     with pytest.raises(ValueError, match=r"--split must be a regular expression, got '\('"):
         texts(tmp_path, split="(")
+
+
+def test_letters_of_several_bytes_begin_documents(tmp_path: Path) -> None:
+    text = "\u0410\u0430\n\u0431\n\u00e9\n\u0411\n"  # two lines begin with Cyrillic capitals
+    (tmp_path / "t.txt").write_bytes(text.encode() + b"\xff")
+    found = read_documents([tmp_path], Selection(split="[\u0410-\u042f]"))
+    parts = [document.text for document in found]
+    assert parts == [text[:7].encode(), text[7:].encode() + b"\xff"]
 
 
 def test_no_text_is_lost_or_changed(tmp_path: Path) -> None:

@@ -61,3 +61,9 @@ def test_a_failure_leaves_the_old_corpus(tmp_path: Path, error: BaseException) -
     with pytest.raises(ValueError, match=r"EOD's id 128001, got it from odd with the tokenizer"):
         pack([*DOCUMENTS, Document("odd", b"eod")], tmp_path / "c", WideTokenizer())
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("folder", ["", ".", "..", "out/.."])
+def test_a_prefix_has_a_name(folder: str) -> None:
+    with pytest.raises(ValueError, match="must have the prefix of its files, got the folder"):
+        pack(DOCUMENTS, Path(folder), ByteTokenizer())

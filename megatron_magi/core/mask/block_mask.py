@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from megatron_magi.checks import (
+    INT32_MAX,
     as_array,
     flag,
     integer,
     is_integer_like,
-    optional_integer,
     pair,
 )
 from megatron_magi.core.mask.mask import AttnMask
@@ -25,6 +25,8 @@ from megatron_magi.core.mask.slices import BAND_MAX, BAND_MIN
 Blocks = npt.NDArray[np.bool_]
 Index = npt.NDArray[np.int64]
 
+MAX_TOTAL = INT32_MAX // 2
+"""The most tokens of a mask."""
 MAX_BLOCK_SLICES = 2_500_000
 """Limit of the slices of one block mask, so that its work lists take at most about half a minute
 and 5 GB. One core needed 2.5 s for a mask of 2.4 million slices (2^20 tokens, random blocks of 256,
@@ -123,15 +125,14 @@ def _sizes(block_size: int | Sequence[int]) -> tuple[int, int]:
     if is_integer_like(block_size):
         block_size = (block_size, block_size)  # type: ignore[assignment]
     sizes = pair(block_size, "block_size", "(queries, keys)")
-    size_q, size_k = (integer(size, "block_size", 1) for size in sizes)
+    size_q, size_k = (integer(size, "block_size", 1, INT32_MAX) for size in sizes)
     return size_q, size_k
 
 
 def _total(given: int | None, default: int | None, count: int, size: int, name: str) -> int:
     """The number of tokens of ``count`` blocks, of which the last may be partial."""
-    total = optional_integer(default if given is None else given, f"total_seqlen_{name}", 0)
-    if total is None:
-        return count * size
+    total = default if given is None else given
+    total = integer(count * size if total is None else total, f"total_seqlen_{name}", 0, MAX_TOTAL)
     if -(-total // size) != count:
         raise ValueError(
             f"blocks must have one {'row' if name == 'q' else 'column'} per {size} tokens of "

@@ -139,3 +139,14 @@ def test_bad_arguments_are_refused(
 ) -> None:
     with pytest.raises(error, match=text):
         build(np.ones((3, 3), bool))
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "totals"),
+    [((1, 1), 2**40, (2**35, 2**36)), ((1, 1), 2**70, (10, 10)), ((1, 4), 2**31 - 1, ())],
+)
+def test_lengths_that_no_mask_has_are_refused(
+    shape: tuple[int, int], size: int, totals: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match=r"must be between \d and \d+, got \d+; pass one in range"):
+        masks.from_block_mask(np.ones(shape, bool), size, *totals, causal=True)
