@@ -34,7 +34,7 @@ for head_dim in 64 96; do
 done
 speed head_sizes --head-dim 192 --value-dim 128 --heads 16,16 --impls "$flash" \
   --masks "$documents" --seqlens 16384,4096 --cell-seconds 0.4
-speed head_sizes --head-dim 256 --heads 16,4 --impls ours,fa3 --masks "$documents" \
+speed head_sizes --head-dim 256 --heads 16,4 --impls "$flash" --masks "$documents" \
   --seqlens 16384,4096 --cell-seconds 0.4
 option deterministic --rounds 5 --cell-seconds 0.3
 option softcap --masks full causal --seqlens 16384 --sizes 1 8 --rounds 7 --cell-seconds 0.4
