@@ -104,7 +104,7 @@ def _add_gates(parser: argparse.ArgumentParser) -> None:
     plain = parser.add_argument_group("thresholds without these, relative to the baseline")
     for field, (name, text) in PLAIN.items():
         default = getattr(Gates(), field)
-        plain.add_argument(_option(name), type=float, dest=name, help=f"{text} ({default:g})")
+        plain.add_argument(_option(name), type=_threshold, dest=name, help=f"{text} ({default:g})")
     noise = parser.add_argument_group("thresholds with --noise or --mean-of")
     for name, text in NOISE.items():
         default = getattr(NoiseGates(), name)
@@ -112,7 +112,7 @@ def _add_gates(parser: argparse.ArgumentParser) -> None:
             noise.add_argument(_option(name), action="store_true", default=None, help=text)
             continue
         shown = "one rounding step" if default is None else f"{default:g}"
-        kind = int if name == "last_steps" else float
+        kind = int if name == "last_steps" else _threshold
         noise.add_argument(_option(name), type=kind, dest=name, help=f"{text} ({shown})")
 
 
@@ -242,6 +242,13 @@ def _refuse_other_gates(options: argparse.Namespace) -> None:
         if getattr(options, name) is not None:
             how = "has no effect with --noise and --mean-of" if noisy else "needs --noise"
             raise UsageError(f"{_option(name)} {how}, got it there; leave one of them out")
+
+
+def _threshold(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {text}")
+    return value
 
 
 def _option(name: str) -> str:

@@ -23,6 +23,9 @@ from megatron_magi.config import ForwardMode, MagiConfig
 if TYPE_CHECKING:  # the options and their help need no torch
     from megatron_magi import AttnMask, HeadShape
 
+RANGE_NAMES = {"q_ranges", "k_ranges", "total", "attn_type_map"}
+"""Of a file of ranges."""
+
 
 @dataclass(frozen=True)
 class PlanInput:
@@ -166,6 +169,8 @@ def _from_ranges(path: Path) -> tuple[AttnMask, str]:
         given = json.loads(_text_of(path))
         q_ranges, k_ranges, total = (given[name] for name in ("q_ranges", "k_ranges", "total"))
         codes = given.get("attn_type_map")
+        if unknown := given.keys() - RANGE_NAMES:
+            raise KeyError(f"unknown {min(unknown)}")
     except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"--ranges must be a JSON object with q_ranges, k_ranges, total and perhaps "

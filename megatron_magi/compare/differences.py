@@ -133,7 +133,14 @@ def compare(
     run, baseline = common_steps(run, baseline, allow_shorter)
     return Comparison(
         run,
-        np.abs(run.loss - baseline.loss) / np.abs(baseline.loss),
-        np.abs(run.grad_norm - baseline.grad_norm) / np.abs(baseline.grad_norm),
+        _relative(run.loss, baseline.loss),
+        _relative(run.grad_norm, baseline.grad_norm),
         gates or Gates(),
     )
+
+
+def _relative(curve: Curve, baseline: Curve) -> Curve:
+    """Their difference over the baseline, 0 also where both are 0."""
+    gap = np.abs(curve - baseline)
+    without_a_ratio = np.where(gap == 0, 0.0, np.inf)
+    return np.divide(gap, np.abs(baseline), out=without_a_ratio, where=baseline != 0)

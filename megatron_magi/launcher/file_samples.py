@@ -105,4 +105,12 @@ def open_index(prefix: str) -> Any:
         raise ValueError(
             f"a data file must have Megatron's index, got {prefix}.idx ({said}); write it again"
         ) from error
+    lengths = np.asarray(file.sequence_lengths)
+    named = int(lengths.sum(dtype=np.int64)) * file.index.dtype_size
+    held = Path(f"{prefix}.bin").stat().st_size
+    if (lengths < 0).any() or named > held:
+        raise ValueError(
+            f"a data file must hold the {named:,} bytes of its index, in documents of at least 0, "
+            f"got {held:,} in {prefix}.bin; write both again"
+        )
     return file

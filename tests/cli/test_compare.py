@@ -27,6 +27,21 @@ def test_compare_passes_and_fails(capsys: Capture, tmp_path: Path) -> None:
     assert facts["runs"][1]["tokens_per_second"] == 2500
 
 
+def test_equal_runs_pass_also_where_their_norm_is_zero(capsys: Capture, tmp_path: Path) -> None:
+    for name, norm in (("a", 0), ("b", 0), ("c", 1e-9)):
+        rows = [{"iteration": i, "lm_loss": 2, "grad_norm": norm} for i in (1, 2)]
+        write_steps(tmp_path / name, rows)
+    a, b, c = (str(tmp_path / name) for name in "abc")
+    code, out, _ = run(capsys, "compare", a, b, c, "--no-figure", "-q")
+    assert (code, out) == (1, "PASS b\nFAIL c\n")
+
+
+@pytest.mark.parametrize("text", ["nan", "-1"])
+def test_a_threshold_that_nothing_could_pass_is_refused(capsys: Capture, text: str) -> None:
+    code, _, err = run(capsys, "compare", "a", "b", "--any-loss", text)
+    assert code == 2 and f"--any-loss: must be at least 0, got {text}" in err
+
+
 def test_runs_of_unequal_length_are_not_compared(capsys: Capture, tmp_path: Path) -> None:
     first, second = write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 0, steps=9)
     code, _, err = run(capsys, "compare", first, second, "--no-figure")

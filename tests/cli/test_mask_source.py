@@ -45,6 +45,9 @@ def test_plan_masks_by_option(capsys: Capture, tmp_path: Path) -> None:
     path.write_text(json.dumps({"q_ranges": []}))
     code, _, err = run(capsys, "plan", "--ranges", str(path), "--cp", "2")
     assert code == 2 and "with q_ranges, k_ranges, total" in err
+    path.write_text(json.dumps({**ranges, "attn_type_maps": [0, 1]}))
+    code, _, err = run(capsys, "plan", "--ranges", str(path), "--cp", "2")
+    assert code == 2 and "unknown attn_type_maps" in err
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,18 @@ def test_a_prefix_without_files_and_a_damaged_index_are_one_line(tmp_path: Path)
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.parametrize("lengths", [[5, 8], [-1, 7]])
+def test_an_index_names_bytes_that_the_file_has(tmp_path: Path, lengths: list[int]) -> None:
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    builder = IndexedDatasetBuilder(f"{tmp_path}/corpus.bin", dtype=np.uint16)
+    builder.add_document(torch.full((12,), 7), [5, 7])
+    builder.sequence_lengths = lengths
+    builder.finalize(f"{tmp_path}/corpus.idx")
+    with pytest.raises(ValueError, match=r"got 24 in \S+corpus.bin; write both again"):
+        open_index(f"{tmp_path}/corpus")
+
+
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_what_is_left_of_a_damaged_file_ends_without_an_error(tmp_path: Path) -> None:
     for suffix in (".bin", ".idx"):
