@@ -6,8 +6,8 @@ namespace magi {
 namespace {
 
 // A further stage of the backward costs so many percent of the rank's whole backward: its last
-// blocks leave processors idle, and kernels side by side share less in the cache. On one H200, 2K to
-// 8K tokens a rank, a second stage took -4 to 25 % more, 6 % in the median
+// blocks leave processors idle, and kernels side by side share less in the cache. On one H200, 2K
+// to 8K tokens a rank, a second stage took -4 to 25 % more, 6 % in the median
 // (benchmarks/records/rank_times_stages_h200_2026-11-29.json); exchange_ps and call_ps are a part.
 constexpr int64_t kStagePercent = 3;
 
