@@ -23,11 +23,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from benchmarks.lib import shared_gpu
+
 _pools: dict[tuple[int, str], ProcessPool] = {}
 
 
 class ProcessPool:
-    """``world_size`` spawned processes with an initialised group; nccl: one GPU each."""
+    """``world_size`` spawned processes with an initialised group; nccl: one GPU each, or one
+    for all if there are fewer."""
 
     def __init__(self, world_size: int, backend: str = "gloo") -> None:
         context = mp.get_context("spawn") if backend == "nccl" else forking_context()
@@ -125,7 +128,10 @@ def subgroup(size: int) -> Any:
 
 def _serve(rank: int, world_size: int, backend: str, store: str, inbox: Any, outbox: Any) -> None:
     torch.set_num_threads(1)
-    if backend == "nccl":
+    if backend == "nccl" and world_size > torch.cuda.device_count():
+        os.environ.update(shared_gpu.environment(rank))
+        shared_gpu.allow_peer_reads()
+    elif backend == "nccl":
         torch.cuda.set_device(rank)
     dist.init_process_group(
         backend, init_method=f"file://{store}", rank=rank, world_size=world_size

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
-import os
 import platform
 import random
 import statistics
@@ -24,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +150,6 @@ class Soak:
             case, plan = rng.choice(list(self.plans))
         else:
             case = random_case(number, self.args.ranks, self.args.tokens, self.device.type)
-            if self.args.one_gpu and self.device.type == "cuda":
-                case = replace(case, config=replace(case.config, transport="symm_mem"))
             plan = magi.plan(case.mask, self.group, case.heads, case.config)
             self.plans.append((case, plan))
         self.seen[case.kind] += 1
@@ -174,19 +171,14 @@ class Soak:
         leaves = [x.requires_grad_() for x in (q, k, v)]
         out, lse = magi.dist_attn(*leaves, plan, self.group)
         parts = out.detach(), _finite(lse), *torch.autograd.grad(out, leaves, dout)
-        return tuple(magi.undispatch(self._gathered(x), plan, self.group) for x in parts)
-
-    def _gathered(self, x: Tensor) -> Tensor:
-        """Where the group can gather it: gloo takes tensors of the CPU."""
-        return x.cpu() if self.args.one_gpu else x
+        return tuple(magi.undispatch(x, plan, self.group) for x in parts)
 
     def _alone(self, case: Case, whole: list[Tensor]) -> tuple[Tensor, ...]:
         """The same on one rank."""
         *qkv, dout = whole
         leaves = [x.detach().requires_grad_() for x in qkv]
         out, meta = magi.flex_flash_attn_func(*leaves, slices=case.mask)
-        parts = out.detach(), _finite(meta.lse), *torch.autograd.grad(out, leaves, dout)
-        return tuple(self._gathered(x) for x in parts)
+        return out.detach(), _finite(meta.lse), *torch.autograd.grad(out, leaves, dout)
 
     def _done(self, number: int, seconds: float) -> float:
         """The share of the run that is over, as rank 0 sees it."""
@@ -194,7 +186,7 @@ class Soak:
             return number / self.args.iterations
         if number % 10:
             return 0.0
-        agreed = self._gathered(torch.tensor([seconds / self.args.seconds], device=self.device))
+        agreed = torch.tensor([seconds / self.args.seconds], device=self.device)
         dist.broadcast(agreed, 0)
         return float(agreed)
 
@@ -233,8 +225,6 @@ def growth(memory: list[dict[str, float]], name: str) -> float:
 
 def serve(rank: int, args: argparse.Namespace, store: str, results: Any) -> None:
     """One rank; sends what it found."""
-    if args.one_gpu:
-        _allow_sharing()
     device = join(rank, args.ranks, args.device, store, one_gpu=args.one_gpu)
     soak = Soak(args, device)
     try:
@@ -245,14 +235,6 @@ def serve(rank: int, args: argparse.Namespace, store: str, results: Any) -> None
         results.put({"rank": rank, "num_wrong": len(soak.wrong), "wrong": shown, **facts})
     dist.barrier()
     dist.destroy_process_group()
-
-
-def _allow_sharing() -> None:
-    """Let this process read the memory of others on its GPU, before it touches one."""
-    os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-    from megatron_magi.core.comm import transport_choice
-
-    transport_choice._why_not = lambda group, like: ""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -66,7 +66,9 @@ def main() -> None:
     quiet = "speed" in options.part
     most = max(case.gpus for case in cases)
     ahead = min(sum(case.gpus for case in cases), 32) if quiet else most * options.at_once + 4
-    pool = WarmRanks(options.megatron, environment(options.megatron), ahead, quiet)
+    pool = WarmRanks(
+        options.megatron, environment(options.megatron), ahead, quiet, one_gpu=options.one_gpu
+    )
 
     def measure(shared: Round, case: Case) -> None:
         with shared.turn_of(case):
@@ -145,9 +147,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--at-once", type=at_least(1), default=1, help="cases that share the GPUs: losses alone"
     )
+    parser.add_argument("--one-gpu", action="store_true", help="for all ranks: losses alone")
     options = parser.parse_args()
-    if options.at_once > 1 and "speed" in options.part:
-        parser.error("--at-once is for losses: times of cases that share GPUs mean nothing")
+    if (options.at_once > 1 or options.one_gpu) and "speed" in options.part:
+        parser.error("--at-once and --one-gpu are for losses: ranks that share a GPU have no times")
     if not (options.megatron / "pretrain_gpt.py").is_file():
         parser.error(f"--megatron needs a checkout with pretrain_gpt.py, got {options.megatron}")
     return options

@@ -7,11 +7,13 @@ the `agree` part of pretrain.py.
 from __future__ import annotations
 
 import functools
+import os
 import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib import shared_gpu
 from megatron_magi import run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -30,6 +32,8 @@ def main() -> None:
         return original(*args, **kwargs)
 
     runpy.run_path = run_path
+    if "NCCL_HOSTID" in os.environ:
+        shared_gpu.allow_peer_reads()
     run.main()
 
 

@@ -130,6 +130,11 @@ OFFLOAD_V1 = {"NVTE_CPU_OFFLOAD_V1": "1"}
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 NO_MULTICAST = {"UB_SKIPMC": "1"}
 PP2 = layout(pp=2)
+TIED_VIRTUAL: Flags = {
+    "num-virtual-stages-per-pipeline-rank": 2,
+    "untie-embeddings-and-output-weights": None,
+}
+DEALT: Flags = {"magi-balance-step": True}
 
 
 def case(
@@ -253,6 +258,11 @@ def host_cases(gpus: int) -> list[Case]:
         case(f"magi {one} nodes documents", gpus, SMALL, MAGI, all_ranks, DOCUMENTS, nodes),
         case(f"magi {tp} documents", gpus, SMALL, MAGI, with_tp, DOCUMENTS),
         case(f"magi {pp} documents", gpus, SMALL, MAGI, with_pp, DOCUMENTS),
+        case(f"magi dp{half}cp2 dealt documents", gpus, SMALL, MAGI, CP2, DOCUMENTS, DEALT),
+        case("magi cp1 gpt-oss documents", 1, SMALL, MAGI, GPT_OSS, DOCUMENTS),
+        case(f"magi {one} gpt-oss documents", gpus, SMALL, MAGI, all_ranks, GPT_OSS, DOCUMENTS),
+        case("stock pp2 tied virtual", 2, SMALL, PP2, TIED_VIRTUAL),
+        case(f"magi {pp} tied virtual", gpus, SMALL, MAGI, with_pp, TIED_VIRTUAL),
         case(f"magi {one} saves", gpus, SMALL, MAGI, all_ranks,
              {"save": first, "save-interval": 8, "exit-interval": 8}),
         case(f"magi {tp} loads {one}", gpus, SMALL, MAGI, with_tp,

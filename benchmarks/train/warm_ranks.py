@@ -20,6 +20,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.lib import shared_gpu
+
 WORKER = ("-m", "benchmarks.train.warm_rank")
 """What Python is told to run; the environment's PYTHONPATH has the folder of `benchmarks`."""
 AFTER_A_FAILURE_S = 15
@@ -39,7 +41,7 @@ class Job:
     """One run of a Python module on some ranks."""
 
     world: int
-    """Ranks; each has a GPU of its own."""
+    """Ranks."""
     module: str
     """It runs as the main program, e.g. megatron_magi.run."""
     arguments: list[str]
@@ -67,8 +69,9 @@ class WarmRanks:
     """A pool of processes, each for one rank of one job; use it as a context manager."""
 
     def __init__(
-        self, megatron: Path, environment: dict[str, str], ahead: int = 6, quiet: bool = False
-    ) -> None:
+        self, megatron: Path, environment: dict[str, str], ahead: int = 6, quiet: bool = False,
+        *, one_gpu: bool = False,
+    ) -> None:  # fmt: skip
         """Start the first processes.
 
         Args:
@@ -77,9 +80,10 @@ class WarmRanks:
             ahead: how many wait for a job at any time.
             quiet: none imports while a job runs, whose times it would change: all that wait have
                 imported before a job begins, and others start only when too few are left.
+            one_gpu: the ranks of a job share the first GPU.
         """
         self._megatron, self._environment, self._ahead = megatron, environment, ahead
-        self._quiet = quiet
+        self._quiet, self._one_gpu = quiet, one_gpu
         self._waiting: deque[Rank] = deque()
         self._lock = threading.Lock()
         self._refill()
@@ -102,10 +106,24 @@ class WarmRanks:
             outputs = [Path(folder) / str(rank) for rank in range(job.world)]
             port = str(_free_port())
             for number, (rank, output) in enumerate(zip(ranks, outputs, strict=True)):
-                _hand_over(rank, job, {**_place(number, job.world, port), "output": str(output)})
+                _hand_over(
+                    rank, job, {**self._place(number, job.world, port), "output": str(output)}
+                )
             failed = _wait(ranks, limit_s)
             texts = [path.read_text(errors="replace") for path in outputs if path.exists()]
         return Outcome("\n".join(texts), failed)
+
+    def _place(self, number: int, world: int, port: str) -> dict[str, str]:
+        """What torchrun would tell this rank."""
+        return {
+            "RANK": str(number),
+            "LOCAL_RANK": str(number),
+            "WORLD_SIZE": str(world),
+            "LOCAL_WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            **(shared_gpu.environment(number) if self._one_gpu else {}),
+        }
 
     def _take(self, job: Job) -> list[Rank]:
         if job.is_cold:
@@ -143,18 +161,6 @@ def _wait_for_imports(rank: Rank) -> None:
         while (line := rank.stdout.readline()) and line.strip() != READY:
             pass
         rank.stdout.close()
-
-
-def _place(number: int, world: int, port: str) -> dict[str, str]:
-    """What torchrun would tell this rank."""
-    return {
-        "RANK": str(number),
-        "LOCAL_RANK": str(number),
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
 
 
 def _hand_over(rank: Rank, job: Job, place: dict[str, str]) -> None:

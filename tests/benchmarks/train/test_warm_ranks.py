@@ -59,6 +59,16 @@ def test_ranks_of_a_job_meet(pool: WarmRanks) -> None:
     assert len(waiting) == 3 and all(rank.poll() is not None for rank in waiting)
 
 
+def test_ranks_that_share_a_gpu_are_hosts_to_nccl(pool: WarmRanks, tmp_path: Path) -> None:
+    (tmp_path / "a_case.py").write_text(
+        "import os\nprint(*(os.environ.get(name) for name in ('LOCAL_RANK', 'NCCL_HOSTID')))\n"
+    )
+    with pool, WarmRanks(tmp_path, dict(os.environ), 2, one_gpu=True) as sharing:
+        apart, together = (each.run(Job(2, "a_case", []), 60).output for each in (pool, sharing))
+    assert apart.splitlines() == ["0 None", "", "1 None"]
+    assert together.splitlines() == ["0 rank-0", "", "0 rank-1"]
+
+
 def test_no_rank_starts_while_a_quiet_job_runs(pool: WarmRanks, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with pool, WarmRanks(tmp_path, environment, 3, quiet=True) as quiet:

@@ -29,7 +29,7 @@ def on_gpus(
     how: dict[str, Any],
 ) -> None:  # fmt: skip
     """The CUDA kernel over NCCL, all ranks of the world, against the dense answer."""
-    mask, group, device = GPU_MASKS[name], dist.group.WORLD, f"cuda:{rank}"
+    mask, group, device = GPU_MASKS[name], dist.group.WORLD, here()
     q, k, v, dout = random_qkv(mask, 8, 2, widths, dtype, seed=len(name), device=device)
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
     config = staged(degree, kernel_backend="cuda", **how)
@@ -54,7 +54,7 @@ def one_and_two_communicators(rank: int, name: str, degree: int) -> None:
     """Equal bits with and without a communicator of their own for reduces, in a few backwards one
     behind the other without a wait of the host; deterministic, because dq is added up otherwise in
     an order that differs from run to run."""
-    mask, device = GPU_MASKS[name], f"cuda:{rank}"
+    mask, device = GPU_MASKS[name], here()
     shared, own = dist.new_group(), dist.new_group()
     share_communicator(shared)
     *inputs, dout = random_qkv(mask, 8, 2, 128, torch.bfloat16, seed=3, device=device)
@@ -71,6 +71,11 @@ def one_and_two_communicators(rank: int, name: str, degree: int) -> None:
     num_casts = sum(stage.cast is not None for stage in plan.rank_plan(rank).stages)
     assert bool(reduce_group_module._opened.get(own)) == (num_casts >= CASTS_BEHIND_REDUCES)
     torch.cuda.synchronize(device)
+
+
+def here() -> str:
+    """This rank's GPU, which may be another rank's too."""
+    return f"cuda:{torch.cuda.current_device()}"
 
 
 GPU_MASKS = {
