@@ -79,7 +79,7 @@ def _compared(rows: list[Row]) -> Row:
     (magi,) = (case for case in cases if case.startswith("magi"))
     stock = sorted(ms.keys() - {magi}, key=lambda case: (ms[case], case))
     pair = cases[magi][0], cases[stock[0]][0]
-    ways = [f"{' '.join(x.split()[2:4])} {_median(cases[x])}" for x in stock]
+    ways = [f"{' '.join(x.split()[-4:-2])} {_median(cases[x])}" for x in stock]
     return {
         "magi": _median(cases[magi]),
         "ways": "; ".join(ways),

@@ -49,6 +49,7 @@ PARTS: dict[str, Callable[[], list[Case]]] = {
     "delta_net": delta_net_cases,
     "graph_speed": graph_cases,
     **{f"flags_{n}gpus": functools.partial(host_cases, n) for n in (4, 8)},
+    "te_speed_1gpu": functools.partial(whole_step_cases, 1),
     **{f"te_speed_{n}gpus": functools.partial(whole_step_cases, n) for n in (2, 4, 8)},
     **{f"balance_speed_{n}gpus": functools.partial(balance_cases, n) for n in (2, 4, 8)},
 }

@@ -47,6 +47,7 @@ WAYS = ("p2p", "all_gather", "a2a")
 HIERARCHICAL = "a2a+p2p"
 ALONE = ("alone",)
 LAYOUTS = {
+    1: {"cp1": (layout(), ALONE)},
     2: {"cp2": (layout(cp=2), WAYS), "tp2": (layout(tp=2), ALONE)},
     4: {
         "cp4": (layout(cp=4), (*WAYS, HIERARCHICAL)),
@@ -88,6 +89,8 @@ class Shape:
     kind: str | None = None
     """How it differs from bf16 on causal sequences; or `profile`."""
     flags: Flags | None = None
+    documents: str | None = None
+    """Distribution of its corpus' lengths, as in `Case`."""
 
     @property
     def all_flags(self) -> Flags:
@@ -106,6 +109,12 @@ ONE_GROUP = (
     *(Shape("1b", length, kind, SFT) for kind in SFT_KINDS for length in (32768, 65536)),
 )
 """On the layout alone that has one context-parallel group of all GPUs."""
+DATA_FILES = tuple(
+    Shape(model, 32768, f"{name}-docs", DOCUMENTS, name)
+    for model in MODELS
+    for name in DISTRIBUTIONS
+)
+"""Documents of data files, which stock masks without context parallelism alone."""
 LONGEST = Shape("8b", 131072)
 """16,384 tokens on each of eight GPUs, as 65,536 on four: recomputes nothing."""
 
@@ -115,7 +124,8 @@ def whole_step_cases(gpus: int) -> list[Case]:
     places = LAYOUTS[gpus]
     plain = PLAIN + (LONGEST,) * (gpus == 8)
     cases = [x for shape in plain for place in places for x in _next_to_stock(shape, place, gpus)]
-    return cases + [x for shape in ONE_GROUP for x in _next_to_stock(shape, f"cp{gpus}", gpus)]
+    more = ONE_GROUP + DATA_FILES * (gpus == 1)
+    return cases + [x for shape in more for x in _next_to_stock(shape, f"cp{gpus}", gpus)]
 
 
 def _next_to_stock(shape: Shape, place: str, gpus: int) -> list[Case]:
@@ -130,7 +140,7 @@ def _next_to_stock(shape: Shape, place: str, gpus: int) -> list[Case]:
             name = f"stock {first} {kernel} {way} {last}"
             cases.append(case(name, gpus, flags, _exchange(way, parallel), backend))
     if shape.kind not in SFT_KINDS:
-        return cases
+        return [replace(x, documents=shape.documents) for x in cases]
     lengths = {"CONVERSATIONS": shape.kind.removeprefix("sft-")}
     return [replace(x, module=SFT_MODULE, environment=lengths) for x in cases]
 

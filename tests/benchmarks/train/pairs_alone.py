@@ -24,6 +24,7 @@ NUM_PAIRS = {
     "graph_speed": 20,
     "flags_4gpus": 4,
     "flags_8gpus": 4,
+    "te_speed_1gpu": 38,
     "te_speed_2gpus": 86,
     "te_speed_4gpus": 160,
     "te_speed_8gpus": 202,

@@ -10,6 +10,7 @@ import pytest
 import megatron_magi.adapter  # noqa: F401  prepares the import of Megatron
 from benchmarks.distributed.packs import short_documents
 from benchmarks.planner.layouts import documents
+from benchmarks.planner.plans import DISTRIBUTIONS
 from benchmarks.train import corpora
 from benchmarks.train.pretrain_sft import PACKS, PROMPT, lengths_of_packs, pack
 from benchmarks.train.whole_steps import SFT_MODULE, balance_cases, whole_step_cases
@@ -23,17 +24,19 @@ TOKENS = 32_768
 
 def kind_of(case: str) -> str:
     """How it trains, if not in bf16 on causal sequences; or `profile`."""
-    return next((word for word in case.split() if word in KINDS), "")
+    return next((word for word in case.split() if word in KINDS or "-docs" in word), "")
 
 
-@pytest.mark.parametrize("gpus", [2, 4, 8])
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
 def test_every_case_of_magi_has_stock_runs_of_its_kind_model_and_length(gpus: int) -> None:
     cases = whole_step_cases(gpus)
     assert len({case.name for case in cases}) == len(cases)
     places = {(kind_of(x.name), *x.name.split()[-2:]) for x in cases if x.name.startswith("stock")}
     for case in (x for x in cases if x.name.startswith("magi")):
         assert (kind_of(case.name), *case.name.split()[-2:]) in places
-    assert {kind for kind, *_ in places} == {"", *KINDS}
+    drawn = {f"{name}-docs" for name in DISTRIBUTIONS} if gpus == 1 else set()
+    assert {kind for kind, *_ in places} == {"", *KINDS, *drawn}
+    assert all(f"{x.documents}-docs" == kind_of(x.name) for x in cases if x.documents)
 
 
 def test_fine_tuning_alone_runs_on_drawn_conversations() -> None:
