@@ -64,7 +64,9 @@ ATTENTION_GRAPHS: dict[str, Flags] = {
         "no-check-for-nan-in-loss-and-grad": True,
     },
 }
-"""Megatron's graphs that hold attention, which one context-parallel rank may have."""
+"""Megatron's graphs that hold attention."""
+EXCHANGING = ("attention graphs", "layer graphs", "local graphs")
+"""Those that may hold an exchange between context-parallel ranks."""
 GRAPHS: Flags = {**MOE, **MLP_GRAPHS, "cuda-graph-scope": ["moe_router", "moe_preprocess"]}
 MLA: Flags = {
     "multi-latent-attention": True,
@@ -206,6 +208,7 @@ def flag_cases() -> list[Case]:
         case("magi cp2 deterministic b", 2, SMALL, MAGI, CP2, DETERMINISTIC,
              environment=REPEATABLE),
         *_captured(),
+        *[x for kind in EXCHANGING for x in both(f"cp2 {kind}", 2, CP2, ATTENTION_GRAPHS[kind])],
         *both("tp2 layer graphs mb2", 2, layout(tp=2), TE_GRAPHS, {"micro-batch-size": 2}),
         *both("pp2 layer graphs", 2, PP2, TE_GRAPHS),
         *both("cp1 mla layer graphs", 1, MLA, TE_GRAPHS),

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
-import numpy as np
 import torch
+from megatron.core.parallel_state import get_context_parallel_group
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.enums import AttnMaskType as MegatronMaskType
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from megatron_magi.adapter.document_plans import document_plans
 from megatron_magi.adapter.graphs import captures_attention, graph_names
 from megatron_magi.adapter.max_logit import record_max_logits, wants_max_logits
 from megatron_magi.adapter.model_shape import is_window_layer
 from megatron_magi.adapter.packed import MagiPackedSeqParams
+from megatron_magi.adapter.plain_plan import plain_plan
 from megatron_magi.adapter.softmax_sink import add_softmax_offset, sharded_offset
 from megatron_magi.config import MagiConfig
 from megatron_magi.core.kernel.softmax import Softmax
@@ -34,8 +33,9 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
 
     It is a drop-in replacement for DotProductAttention and TEDotProductAttention. The query holds
     this rank's rows of the packed stream, in the plan's order; keys of other ranks are fetched
-    inside. The plan's mask replaces `attn_mask_type`. Without context parallelism it also takes
-    plain batches (packed_seq_params None), with causal attention over each sequence.
+    inside. The plan's mask replaces `attn_mask_type`. Plain batches (packed_seq_params None) have
+    causal attention over each sequence. They come without context parallelism, and with it where
+    CUDA graphs hold attention: a rank then has Megatron's two mirrored pieces of each sequence.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
             key: [rows, batch, kv heads of this TP rank, head_dim].
             value: likewise; its head_dim may differ (multi-latent attention).
             attention_mask: must be None, because the plan has the mask.
-            packed_seq_params: `MagiPackedSeqParams`, or None without context parallelism.
+            packed_seq_params: `MagiPackedSeqParams`, or None with a plain batch.
 
         Returns:
             [rows, batch, heads * head_dim of value] in the query's dtype.
@@ -138,10 +138,9 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
         return sharded_offset(self, prefix, sharded_offsets, metadata)
 
     def attach(self, magi_config: MagiConfig) -> None:
-        """Take packed rows from now on, and these settings for plain batches, whose rows stay as
-        they are: no chunk size may pad them."""
+        """Take packed rows from now on, and these settings for plain batches."""
         self.is_attached = True
-        self.plain_config = dataclasses.replace(magi_config, chunk_size=None)
+        self.plain_config = magi_config
 
     def _plan_and_group(self, given: Any, rows: int, batch: int) -> tuple[AttnPlan, Any]:
         """This layer's plan and context-parallel group; of a plain batch, whose sequences are
@@ -151,18 +150,16 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
             self._require_eager()
             return given.plan_of_layer(self.config, self.layer_number), given.cp_group
         cp_size = self.config.context_parallel_size
-        if given is not None or cp_size > 1:
+        if given is not None or (cp_size > 1 and not self.is_captured):
             raise ValueError(
                 f"MagiCoreAttention requires MagiPackedSeqParams when tokens are packed or "
                 f"context_parallel_size > 1, got {type(given).__name__} with "
                 f"context_parallel_size={cp_size}; make them with make_packed_seq_params or "
                 f"from_packed_seq_params and dispatch the batch by them"
             )
-        bounds = np.arange(batch + 1) * rows
-        plans = document_plans(bounds, self.config, None, self.plain_config, multiple=1)
-        plan = plans[is_window_layer(self.config, self.layer_number)]
-        assert plan is not None, f"no plan was made for layer {self.layer_number}"
-        return plan, None
+        has_window = is_window_layer(self.config, self.layer_number)
+        plan = plain_plan((rows, batch), has_window, self.config, self.plain_config)
+        return plan, None if cp_size == 1 else self.cp_group or get_context_parallel_group()
 
     def _require_eager(self) -> None:
         """A replay would repeat the plan that was captured, whatever comes with its rows."""
@@ -193,13 +190,6 @@ def check_attention_config(
     """
     dropout = config.attention_dropout if attention_dropout is None else attention_dropout
     own_balancing = ("hybrid_context_parallel", "dynamic_context_parallel")
-    cp_size = config.context_parallel_size
-    if captures_attention(config) and cp_size > 1:
-        raise NotImplementedError(
-            f"MagiCoreAttention with context_parallel_size={cp_size} requires CUDA graphs that "
-            f"leave attention out, got {graph_names(config)}; set cuda_graph_impl='none', or "
-            f"'transformer_engine' with other parts of a layer"
-        )
     if captures_attention(config) and wants_max_logits(config):
         raise NotImplementedError(
             f"qk_clip and log_max_attention_logit require CUDA graphs without attention, got "

@@ -26,7 +26,6 @@ def document_plans(
     cp: Any,
     config: MagiConfig,
     mask: MaskOfLayers | MaskKind = "causal",
-    multiple: int | None = None,
 ) -> tuple[AttnPlan | None, AttnPlan | None]:
     """Plan the full layers and the window layers of one microbatch, on one token layout.
 
@@ -35,7 +34,6 @@ def document_plans(
         model_config: a TransformerConfig, or anything with its fields, such as Megatron's
             arguments.
         cp: the context-parallel group, or its size, for which no process has to run.
-        multiple: what a rank's rows are a multiple of; default: what the model's layers need.
 
     Returns:
         (plan, window plan); None where the model has no such layers.
@@ -58,7 +56,7 @@ def document_plans(
         cp,
         head_shape(model_config),
         config,
-        token_multiple=token_multiple(model_config) if multiple is None else multiple,
+        token_multiple=token_multiple(model_config),
     )
     _check_routed_rows(plans[0].layout, model_config)
     by_kind = dict(zip(masks, plans, strict=True))

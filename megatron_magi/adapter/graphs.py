@@ -1,8 +1,8 @@
 """Tells which parts of a layer Megatron's CUDA graphs hold, and if attention is one of them.
 
-A graph repeats one sequence of kernels on the same memory. Attention over a plan that changes, and
-an exchange between ranks, cannot be repeated so. The other parts of a layer see rows only, whose
-number is fixed for a run; and attention over whole sequences on one rank has one plan.
+A graph repeats one sequence of kernels on the same memory. Attention over a plan that changes
+cannot be repeated so. Attention over whole sequences has one plan, and the other parts of a layer
+see rows only, whose number is fixed for a run.
 """
 
 from __future__ import annotations

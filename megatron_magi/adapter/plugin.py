@@ -10,6 +10,7 @@ from megatron.core.utils import get_model_config
 
 from megatron_magi.adapter.carried_plan import check_rows
 from megatron_magi.adapter.core_attention import MagiCoreAttention
+from megatron_magi.adapter.graphs import captures_attention
 from megatron_magi.adapter.loss import check_loss_config
 from megatron_magi.adapter.max_logit import check_max_logits
 from megatron_magi.adapter.mla import prepare_mla_layers
@@ -18,6 +19,7 @@ from megatron_magi.adapter.model_shape import LATENT_LAYERS, head_shape
 from megatron_magi.adapter.mtp import check_mtp, install_mtp
 from megatron_magi.adapter.packed import make_packed_seq_params
 from megatron_magi.adapter.pipeline_agreement import open_pipeline_agreement
+from megatron_magi.adapter.plain_plan import plain_plan
 from megatron_magi.adapter.rope import RowPositions, rotary_of_rows
 from megatron_magi.adapter.state_layers import attach_state_layers, sign_of, state_layers
 from megatron_magi.adapter.state_settings import wrong_state_settings
@@ -175,7 +177,10 @@ def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) ->
 
 
 def _causal_plan(model_config: Any, magi_config: MagiConfig, seq_length: int) -> AttnPlan:
-    group = _cp_group(model_config.context_parallel_size)
+    cp_size = model_config.context_parallel_size
+    if captures_attention(model_config):
+        return plain_plan((seq_length // cp_size, 1), False, model_config, magi_config)
+    group = _cp_group(cp_size)
     return make_packed_seq_params(
         [0, seq_length], model_config, group, magi_config=magi_config, device="cpu"
     ).token_plan

@@ -101,6 +101,8 @@ def replace_cp_batch(
     launch: LauncherState, original: Any, batch: dict[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
     """For `get_batch_on_this_cp_rank` of every version."""
+    if launch.captures_attention():
+        return original(batch, *args, **kwargs)
     return dispatch_dict(launch, batch)
 
 

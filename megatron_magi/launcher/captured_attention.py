@@ -1,7 +1,8 @@
-"""Attention inside Megatron's CUDA graphs: one rank, whole sequences, stock batches.
+"""Attention inside Megatron's CUDA graphs: whole sequences, stock batches.
 
 A graph takes tensors alone, so no plan can come with a microbatch. Megatron's batch then stays as
-it is, and MagiCoreAttention makes the one plan that every microbatch has: each sequence is causal.
+it is, cut into mirrored pieces under context parallelism, and MagiCoreAttention makes the one plan
+that every microbatch has: each sequence is causal.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from megatron_magi.adapter.graphs import (
     graph_names,
 )
 from megatron_magi.adapter.max_logit import SETTINGS as OF_MAX_LOGITS
+from megatron_magi.config import MagiConfig
 from megatron_magi.launcher.documents import OF_DOCUMENTS
 from megatron_magi.launcher.session import LauncherState, hook
 from megatron_magi.launcher.state_refusals import PACKAGES, PATTERNS
@@ -27,15 +29,21 @@ OTHERS = {
 """Megatron's arguments that a captured attention cannot follow, with the reason."""
 
 
-def refuse_captured_attention(args: Any, mask_name: str | None) -> Iterator[str]:
+def refuse_captured_attention(args: Any, magi: MagiConfig, mask_name: str | None) -> Iterator[str]:
     """One line for everything that does not go with graphs that hold attention."""
     if not captures_attention(args):
         return
     found = [(f"--{name.replace('_', '-')}", why) for name, why in OTHERS.items()
              if getattr(args, name, False)]  # fmt: skip
-    if args.context_parallel_size > 1:
+    pieces = 2 * args.context_parallel_size
+    if pieces > 2 and args.seq_length % pieces:
+        why = f"Megatron cuts a sequence into {pieces} equal pieces"
+        found.append((f"--seq-length {args.seq_length}", why))
+    if pieces > 2 and graph_implementation(args) == "full_iteration":
         size = f"--context-parallel-size {args.context_parallel_size}"
-        found.append((size, "an exchange between ranks cannot be captured"))
+        found.append((size, "Megatron cuts a batch before it copies it into such a graph"))
+    if pieces > 2 and magi.transport == "symm_mem":
+        found.append(("--magi-transport symm_mem", "all_to_all alone can be captured"))
     pattern = "".join(getattr(args, name, None) or "" for name in PATTERNS)
     if set(pattern) & set(PACKAGES):
         found.append(("--hybrid-layer-pattern", "layers with state read a plan's documents"))

@@ -125,7 +125,7 @@ def refusals(
         return wrong
     lines = [line for row in REFUSALS for line in row.lines(args)]
     lines += [line for rule in RULES for line in rule(args, config)]
-    lines += refuse_captured_attention(args, mask_name)
+    lines += refuse_captured_attention(args, config, mask_name)
     lines += balance_refusals(args, mask_name) if balance_step else []
     return lines + (machine_refusals(args, config) if here else [])
 

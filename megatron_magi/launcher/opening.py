@@ -41,7 +41,7 @@ def open_groups(launch: LauncherState) -> None:
         launch.microbatch.ranks = TensorRanks(tensor_group, magi.agreement_timeout_s)
     if launch.cp_group() is not None and getattr(args, "inprocess_restart", False):
         share_communicator(launch.cp_group())  # Megatron aborts its own communicators only
-    length = args.seq_length * args.micro_batch_size
+    length = args.seq_length * (args.micro_batch_size if launch.joins_samples() else 1)
     launch.startup_line = startup_line(launch.model_config, magi, length)
 
 

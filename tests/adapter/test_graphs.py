@@ -1,14 +1,17 @@
-"""Megatron's CUDA graphs may hold a layer's other parts, and attention on one rank."""
+"""Megatron's CUDA graphs may hold a layer's other parts, and attention over whole sequences."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from megatron_magi.launcher.constraints import refuse_arguments
+from megatron_magi.config import MagiConfig
+from megatron_magi.launcher.constraints import refusals, refuse_arguments
 from tests.launcher.few_arguments import arguments
 
+SYMM_MEM = MagiConfig(transport="symm_mem")
 CP1, CP2 = {"context_parallel_size": 1}, {"context_parallel_size": 2}
 
 
@@ -46,10 +49,14 @@ HOLDING = {
 
 
 @pytest.mark.parametrize("got", HOLDING)
-def test_graphs_that_hold_attention_require_one_rank(got: str) -> None:
-    refuse_arguments(arguments(**CP1, **HOLDING[got]))
-    with pytest.raises(SystemExit, match=rf"-parallel-size 2 .*got {got} \(--cuda-graph-impl\)"):
-        refuse_arguments(arguments(**CP2, **HOLDING[got]))
+def test_graphs_that_hold_attention_require_equal_pieces_and_one_transport(got: str) -> None:
+    def refused(magi: MagiConfig | None = None, **given: Any) -> str:
+        return "\n".join(refusals(arguments(**HOLDING[got], **given), magi, here=False))
+
+    assert not refused(**CP1, seq_length=94) and not refused(SYMM_MEM, **CP1)
+    assert bool(refused(**CP2)) == ("full_iteration" in got)
+    assert re.search(rf"-seq-length 94 .*got {got} .*into 4 equal", refused(**CP2, seq_length=94))
+    assert re.search(rf"-transport symm_mem .*got {got} .*all_to_all al", refused(SYMM_MEM, **CP2))
 
 
 @pytest.mark.parametrize(

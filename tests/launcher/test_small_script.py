@@ -83,6 +83,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         small("cp2 samples", CP2, YARN, SEQ_AUX, TWO_SAMPLES),
         small("captured odd", MAGI, ODD, TWO_SAMPLES, damage=GRAPHS),
         small("captured samples", MAGI, YARN, SEQ_AUX, TWO_SAMPLES, damage=GRAPHS),
+        small("cp2 captured", CP2, VALIDATE, damage=GRAPHS),
+        small("cp2 captured samples", CP2, YARN, SEQ_AUX, TWO_SAMPLES, damage=GRAPHS),
         small("stock video", DENSE_VIDEO),
         small("cp2 video", CP2, VIDEO),
     ]
@@ -131,7 +133,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         small("our flag alone", {"magi-chunk-size": 8}),
         small("no such mask", MAGI, {"magi-mask": "video_mask:frame"}),
         small("no mask", MAGI, {"magi-mask": "video_mask:not_a_mask"}),
-        small("two refused", CP2, {"attention-dropout": 0.1, "cuda-graph-impl": "local"}),
+        small("two refused", CP2, ODD, {"attention-dropout": 0.1, "cuda-graph-impl": "local"}),
         small("a batch apart", CP2, damage="skip_a_sample_on_rank_1"),
         small("dropout", MAGI, {"attention-dropout": 0.1}),
         small("yaml", MAGI, {"yaml-cfg": "run.yaml"}),
@@ -153,6 +155,8 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("cp2 samples", "stock samples"),
         ("captured odd", "stock odd"),
         ("captured samples", "stock samples"),
+        ("cp2 captured", "stock"),
+        ("cp2 captured samples", "stock samples"),
         ("cp2 video", "stock video"),
     ],
 )

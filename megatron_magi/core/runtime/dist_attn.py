@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_magi.checks import instance
-from megatron_magi.core.comm.process_group import CpGroup, group_rank, group_size, resolve_group
+from megatron_magi.core.comm.process_group import CpGroup, group_rank, resolve_group
 from megatron_magi.core.comm.rows import head_start
 from megatron_magi.core.comm.transport_choice import transport_for
 from megatron_magi.core.kernel.attention import no_logits
@@ -90,8 +90,9 @@ def dist_attn(
 
     Cost: forward receives each key/value row that this rank needs once; backward receives them
     again, unless the forward has kept them, and returns their gradients. The host does not wait for
-    the device. Under torch.compile, the call is one graph break. On one rank, after a first forward
-    and backward with the plan, a CUDA graph may hold both.
+    the device. Under torch.compile, the call is one graph break. After a first forward and backward
+    with the plan, a CUDA graph may hold both, of several ranks with the transport "all_to_all".
+    Ranks compare the calls that are captured, and must then replay the same graphs in one order.
     On torch's device "meta", shapes, dtypes and strides come out, forward and backward.
     """
     return _attend(Qkv(q, k, v), plan, cp_group, softmax)
@@ -140,7 +141,7 @@ def _attend(
     refuse_transforms()
     check_group(plan, cp_group)
     _check_local(q, k, v, plan)
-    _refuse_capture(q, cp_group)
+    _refuse_capture(q, plan)
     instance(softmax, Softmax, "softmax", "make one, e.g. Softmax(scale=0.1)")
     numbers, sink_lse = softmax.numbers(q), sink_lse_of(softmax.sink, q)
     inputs = qkv if sink_lse is None else (*qkv, sink_lse)
@@ -246,13 +247,16 @@ class _DistAttn(torch.autograd.Function):
 _apply = apply_without_functorch(_DistAttn)
 
 
-def _refuse_capture(q: Tensor, cp_group: CpGroup) -> None:
-    """Refuse a CUDA graph of several ranks: replays would exchange rows that none has compared."""
-    if group_size(cp_group) > 1 and q.is_cuda and torch.cuda.is_current_stream_capturing():
+def _refuse_capture(q: Tensor, plan: AttnPlan) -> None:
+    """Refuse a CUDA graph with exchanges by copy engines, which have a number each."""
+    transport = plan.config.transport
+    if plan.cp_size == 1 or transport == "all_to_all" or not q.is_cuda:
+        return
+    if torch.cuda.is_current_stream_capturing():
         raise NotImplementedError(
-            f"dist_attn requires one rank to be captured into a CUDA graph, got a group of "
-            f"{group_size(cp_group)} while the current stream is captured; leave attention out of "
-            f"the graph"
+            f"dist_attn of {plan.cp_size} ranks requires transport 'all_to_all' to be captured "
+            f"into a CUDA graph, got {transport!r}; set MagiConfig.transport, or leave attention "
+            f"out of the graph"
         )
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 NUM_PAIRS = {
     "agree": 1,
-    "flags": 24,
+    "flags": 27,
     "delta_net": 1,
     "graph_speed": 20,
     "flags_4gpus": 4,

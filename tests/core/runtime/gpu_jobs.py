@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -71,6 +73,43 @@ def one_and_two_communicators(rank: int, name: str, degree: int) -> None:
     num_casts = sum(stage.cast is not None for stage in plan.rank_plan(rank).stages)
     assert bool(reduce_group_module._opened.get(own)) == (num_casts >= CASTS_BEHIND_REDUCES)
     torch.cuda.synchronize(device)
+
+
+def replays(rank: int, name: str, degree: int | str) -> None:
+    """A CUDA graph of forward and backward gives the bits of calls, on other values of its inputs;
+    deterministic, because dq is added up otherwise in an order that differs from run to run."""
+    mask, group = GPU_MASKS[name], dist.group.WORLD
+    how = {"kernel_backend": "cuda", "transport": "all_to_all", "deterministic": True}
+    plan = magi.plan(mask, group, HeadShape(8, 2, 128), staged(degree, **how))
+
+    def inputs(seed: int) -> list[torch.Tensor]:
+        whole = random_qkv(mask, 8, 2, 128, torch.bfloat16, seed=seed, device=here())
+        return [magi.dispatch(x.detach(), plan, group) for x in whole]
+
+    *leaves, dout = inputs(0)
+    leaves = [x.requires_grad_() for x in leaves]
+
+    def attend() -> list[torch.Tensor]:
+        out, lse = magi.dist_attn(*leaves, plan, group)
+        return [out, lse, *torch.autograd.grad(out, leaves, dout)]
+
+    attend()  # uploads the tables and opens what exchanges need
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = attend()
+    for seed in (1, 2, 3):
+        with torch.no_grad():
+            for x, new in zip((*leaves, dout), inputs(seed), strict=True):
+                x.copy_(new)
+        graph.replay()
+        replayed = [x.detach().clone() for x in captured]
+        assert all(map(torch.equal, replayed, attend()))
+    dist.barrier()  # no rank may release its graph while another one replays
+    auto = replace(plan.config, transport="auto")
+    plan = magi.plan(mask, group, HeadShape(8, 2, 128), auto)
+    refused = pytest.raises(NotImplementedError, match="requires transport 'all_to_all' to be cap")
+    with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
+        magi.dist_attn(*leaves, plan, group)
 
 
 def here() -> str:

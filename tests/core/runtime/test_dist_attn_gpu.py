@@ -48,3 +48,9 @@ def test_reduces_with_a_communicator_of_their_own(
                 workers.run(jobs.one_and_two_communicators, name, degree)
     finally:
         workers.stop()
+
+
+@pytest.mark.parametrize("degree", [1, 6, "local_first"])
+@pytest.mark.parametrize("name", ["causal", "packed"])
+def test_replays_of_a_graph(name: str, degree: int | str) -> None:
+    pool(NUM_RANKS, "nccl").run(jobs.replays, name, degree)
