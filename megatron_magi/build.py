@@ -95,7 +95,12 @@ def build(target: Path, compiler: str, force: bool = False) -> Path:
         if target.exists() and not force:
             return target
         units = sources()
-        jobs = int(os.environ.get("MAX_JOBS") or min(os.cpu_count() or 1, len(units)))
+        given = os.environ.get("MAX_JOBS") or str(min(os.cpu_count() or 1, len(units)))
+        if not given.isdecimal() or int(given) == 0:
+            raise CudaBuildError(
+                f"MAX_JOBS must be a whole number of 1 or more, got {given!r}; unset or change it"
+            )
+        jobs = int(given)
         logger.warning(
             "building the CUDA library once: %d files with %s, %d at a time, into %s",
             len(units), compiler, jobs, target,

@@ -96,8 +96,7 @@ def flags_of(path: Path) -> list[str]:
         RecipeFileError: the file is no recipe, or needs a variable that is not set.
     """
     given = _read(path)
-    for name, value in (given.get("ENV_VARS") or {}).items():
-        os.environ.setdefault(str(name), _with_environment(str(value), name, path))
+    _set_variables(given.get("ENV_VARS") or {}, path)
     flags = given.get("MODEL_ARGS")
     if not isinstance(flags, dict):
         raise RecipeFileError(
@@ -105,6 +104,15 @@ def flags_of(path: Path) -> list[str]:
             f"{path}; write the flags under MODEL_ARGS"
         )
     return [word for name, value in flags.items() for word in _words(name, value, path)]
+
+
+def _set_variables(variables: Any, path: Path) -> None:
+    lines = variables.items() if isinstance(variables, dict) else [("", variables)]
+    for name, value in lines:
+        if not name.isidentifier() or not isinstance(value, str):
+            got = f"{name}: {value}" if name else value
+            raise RecipeFileError(f"ENV_VARS requires NAME: value, got {got} in {path}; mend it")
+        os.environ.setdefault(name, _with_environment(value, name, path))
 
 
 def _read(path: Path) -> dict[str, Any]:

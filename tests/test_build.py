@@ -58,6 +58,13 @@ def test_a_failing_compiler_is_quoted(tmp_path: Path) -> None:
         build.build(tmp_path / "lib.so", str(script))
 
 
+@pytest.mark.parametrize("jobs", ["two", "0", "-1", "2.5"])
+def test_max_jobs_is_a_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, jobs: str) -> None:
+    monkeypatch.setenv("MAX_JOBS", jobs)
+    with pytest.raises(build.CudaBuildError, match=rf"must be a whole number .*, got '{jobs}'; un"):
+        build.build(tmp_path / "lib.so", str(fake_nvcc(tmp_path)))
+
+
 def test_the_key_follows_the_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = build._sources_key()
     (tmp_path / "a.cu").write_text("int a;")

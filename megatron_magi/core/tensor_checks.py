@@ -11,8 +11,12 @@ from megatron_magi.checks import flag, instance, integer, number_or_infinite, sh
 
 
 def tensor(value: Any, name: str) -> None:
-    """Require a torch Tensor that is not nested: those have no shape."""
+    """Require a torch Tensor that is not nested, as those have no shape, and no DTensor."""
     instance(value, Tensor, name, "convert it, e.g. with torch.as_tensor")
+    if hasattr(value, "to_local"):
+        raise TypeError(
+            f"{name} must be a plain tensor, got a {type(value).__name__}; pass x.to_local()"
+        )
     if value.is_nested:
         raise TypeError(
             f"{name} must be a tensor with a shape, got a nested tensor; concatenate its parts, "

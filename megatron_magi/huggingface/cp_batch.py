@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,20 +38,29 @@ class Packing:
     everything above. Pass no labels: see `tree_edges`."""
 
 
-@dataclass(eq=False)
 class DispatchedBatch:
-    """A batch that is spread over a context-parallel group, as its layers see it."""
+    """A batch that is spread over a context-parallel group, as its layers see it.
 
-    documents: Documents | TreeRows
-    """The documents of the whole batch, equal on every rank."""
-    cp_group: CpGroup
-    """The group over which the rows are spread."""
-    first: AttnPlan
-    """The plan of the whole documents, by which the rows were dispatched."""
-    config: MagiConfig
-    """The engine's configuration, equal on every rank."""
-    plans: dict[tuple[int | None, HeadShape], AttnPlan] = field(default_factory=dict, repr=False)
-    """The plans of layers so far, by window and heads."""
+    No dataclass, because PyTorch's FSDP in mixed precision gives each layer a copy of those.
+    """
+
+    def __init__(
+        self,
+        documents: Documents | TreeRows,
+        cp_group: CpGroup,
+        first: AttnPlan,
+        config: MagiConfig,
+    ) -> None:
+        self.documents = documents
+        """The documents of the whole batch, equal on every rank."""
+        self.cp_group = cp_group
+        """The group over which the rows are spread."""
+        self.first = first
+        """The plan of the whole documents, by which the rows were dispatched."""
+        self.config = config
+        """The engine's configuration, equal on every rank."""
+        self.plans: dict[tuple[int | None, HeadShape], AttnPlan] = {}
+        """The plans of layers so far, by window and heads."""
 
     def plan(self, window: int | None, heads: HeadShape) -> AttnPlan:
         """The plan of layers with this window and these heads, on the layout of the batch."""

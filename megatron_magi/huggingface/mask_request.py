@@ -8,7 +8,6 @@ layer leaves the slices of the batch for the others.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
@@ -29,25 +28,33 @@ class NoDenseMask(NotImplementedError, AttributeError):
     """A model does with its mask what needs a dense matrix."""
 
 
-@dataclass(eq=False)
 class MaskRequest:
     """The mask of one kind of layer in one forward pass: causal inside of documents.
 
-    Models that add it to their scores, or read it as a tensor, get `NoDenseMask`.
+    Models that add it to their scores, or read it as a tensor, get `NoDenseMask`. No dataclass,
+    because PyTorch's FSDP in mixed precision gives each layer a copy of those.
     """
 
-    batch_shape: BatchShape
-    """The sequences and tokens of the batch."""
-    window: int | None = None
-    """The number of keys that a query sees, its own among them; None: no limit."""
-    padding: Tensor | None = None
-    """bool [sequences, tokens]: False marks padding; None: there is none."""
-    is_packed: bool = False
-    """True if Transformers has found documents in the position ids, so that these must arrive."""
-    has_packed_rows: bool = False
-    """True if the mask that was made has several documents in one sequence."""
-    made: tuple[tuple[Any, Any], AttnMask] | None = field(default=None, repr=False)
-    """The tensors that named the documents, and the mask that was made of them."""
+    def __init__(
+        self,
+        batch_shape: BatchShape,
+        window: int | None = None,
+        padding: Tensor | None = None,
+        is_packed: bool = False,
+    ) -> None:
+        self.batch_shape = batch_shape
+        """The sequences and tokens of the batch."""
+        self.window = window
+        """The number of keys that a query sees, its own among them; None: no limit."""
+        self.padding = padding
+        """bool [sequences, tokens]: False marks padding; None: there is none."""
+        self.is_packed = is_packed
+        """True if Transformers has found documents in the position ids, so that these must
+        arrive."""
+        self.has_packed_rows = False
+        """True if the mask that was made has several documents in one sequence."""
+        self.made: tuple[tuple[Any, Any], AttnMask] | None = None
+        """The tensors that named the documents, and the mask that was made of them."""
 
     def mask(self, position_ids: Tensor | None, cu_seqlens: Tensor | None) -> AttnMask:
         """The same object for every layer that passes the same tensors; see `find_documents`.

@@ -107,7 +107,7 @@ def _without(words: list[str], names: Sequence[str]) -> list[str]:
 
 
 def _is_named(flag: str, script: str) -> bool:
-    return f'"{flag}"' in script or f"'{flag}'" in script
+    return flag.startswith("-") and (f'"{flag}"' in script or f"'{flag}'" in script)
 
 
 def _explained(flag: str) -> str:
@@ -115,4 +115,4 @@ def _explained(flag: str) -> str:
     if flag in FORMER_FLAGS:
         return f"{flag} ({FORMER_FLAGS[flag]})"
     nearest = difflib.get_close_matches(flag, megatron_parser()._option_string_actions, 1, 0.85)
-    return f"{flag} (the nearest is {nearest[0]})" if nearest else flag
+    return f"{flag} (the nearest is {nearest[0]})" if nearest else flag.strip() or repr(flag)

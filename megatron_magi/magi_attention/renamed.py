@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import warnings
 
+from megatron_magi.checks import word
+
 REPLACED = {
     # These names of v1.0 are gone by v1.1.1.
     "full_attention_to_varlen_attention": "infer_varlen_mask_from_batch, with the same arguments",
@@ -71,8 +73,12 @@ def replacement(name: str, module: str) -> ImportError | AttributeError:
 
 
 def asks_for_queries() -> bool:
-    """True if MAGI_ATTENTION_QO_COMM is "1", with which MagiAttention sends queries too."""
-    return os.environ.get(QO_COMM) == "1"
+    """True if MAGI_ATTENTION_QO_COMM is "1", with which MagiAttention sends queries too.
+
+    Raises:
+        ValueError: it is something else than "0" and "1".
+    """
+    return word(os.environ.get(QO_COMM, "0"), QO_COMM, ("0", "1")) == "1"
 
 
 def tell_about_environment() -> None:

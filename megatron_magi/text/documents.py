@@ -88,7 +88,8 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _read_file(path: Path, name: str, key: str, *, is_named: bool) -> Iterator[Document]:
-    opened = next((opens for end, opens in OPENERS.items() if path.name.endswith(end)), None)
+    name_lower = path.name.lower()
+    opened = next((opens for end, opens in OPENERS.items() if name_lower.endswith(end)), None)
     if opened is not None:
         yield from _json_lines(opened, path, name, key)
         return

@@ -7,8 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 
+import megatron_magi as magi
 from megatron_magi.core.tensor_checks import device, fill, on_host
+from tests.process_pool import pool
 
 
 def test_values_come_to_the_host_from_where_there_are_some() -> None:
@@ -88,3 +92,20 @@ def test_truth_values_are_filled_with_0_and_1_of_any_spelling() -> None:
     for bad in (2, -1, 0.5, "yes", None):
         with pytest.raises(TypeError, match="pad_value must be True or False"):
             fill(bad, x, "pad_value")
+
+
+def refuses_dtensors(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    x = DTensor.from_local(torch.zeros(4, 1, 8), mesh, [Replicate()])
+    plan = magi.plan(magi.masks.causal(4), mesh, magi.HeadShape(1, 1, 8))
+    for call in (
+        lambda: magi.dispatch(x, plan, mesh),
+        lambda: magi.dist_attn(x, x, x, plan, mesh),
+        lambda: magi.flex_flash_attn_func(x, x, x, slices=magi.masks.causal(4)),
+    ):
+        with pytest.raises(TypeError, match=r"must be a plain tensor, got a DTensor; pass x\.to_l"):
+            call()
+
+
+def test_a_dtensor_is_refused_on_every_rank() -> None:
+    pool(2).run(refuses_dtensors)

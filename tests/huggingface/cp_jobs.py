@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from megatron_magi import undispatch
 from megatron_magi.huggingface import Packing, dispatch_batch
@@ -53,6 +55,23 @@ def spread(rank: int, name: str, kind: str) -> Result:
         dist.all_reduce(tensor)
     logits = undispatch(output.logits[0].detach(), inputs["magi_batch"].first, dist.group.WORLD)
     return float(loss), logits, gradients(model)
+
+
+def sharded(rank: int, name: str, kind: str) -> tuple[float, list[Tensor], int]:
+    """(loss, gradients, number of plans) with FSDP in mixed precision, which casts the inputs of
+    every layer."""
+    ids, labels, packing = batch(kind)
+    model = build(config(name), "magi")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=torch.float64, reduce_dtype=torch.float64)
+    for part in (*model.model.layers, model):
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    inputs = dispatch_batch(ids, labels, model.config, dist.group.WORLD, packing)
+    loss = model(**inputs).loss
+    (loss * dist.get_world_size()).backward()
+    dist.all_reduce(loss := loss.detach().clone())
+    grads = [grad.full_tensor() for grad in gradients(model)]  # type: ignore[attr-defined]
+    return float(loss), grads, len(inputs["magi_batch"].plans)
 
 
 def heads_of_plans(rank: int) -> list[Any]:

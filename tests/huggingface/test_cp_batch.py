@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from megatron_magi import PrefixTree
 from megatron_magi.huggingface import Packing, dispatch_batch
-from tests.huggingface.cp_jobs import heads_of_plans, spread, whole
+from tests.huggingface.cp_jobs import heads_of_plans, sharded, spread, whole
 from tests.huggingface.tiny_models import VOCAB, build, config, tokens
 from tests.process_pool import pool
 
@@ -33,6 +33,15 @@ def test_two_processes_have_loss_logits_and_gradients_of_one(name: str, kind: st
         if kind == "padded":
             is_token[15:21] = False
         torch.testing.assert_close(shared_logits[is_token], logits[is_token], **CLOSE)
+        for mine, other in zip(shared, grads, strict=True):
+            torch.testing.assert_close(mine, other, **CLOSE)
+
+
+def test_fsdp_in_mixed_precision_keeps_the_batch() -> None:
+    """It rebuilds every dataclass among the inputs of a layer."""
+    loss, _, grads = whole("gemma3", "packed")
+    for shared_loss, shared, num_plans in pool(2).run(sharded, "gemma3", "packed"):
+        assert (shared_loss, num_plans) == (pytest.approx(loss, rel=1e-5), 2)
         for mine, other in zip(shared, grads, strict=True):
             torch.testing.assert_close(mine, other, **CLOSE)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.utils import _apply_to_tensors
 
 from tests.huggingface.tiny_models import config, positions
 
@@ -35,6 +36,11 @@ def test_windows_and_documents_are_kept() -> None:
     assert (window.window, window.is_packed) == (7, True)
     dense = window.mask(positions(5, 7), None).to_dense()
     assert dense.sum() == sum(min(i + 1, 7) for n in (5, 7) for i in range(n))
+
+
+def test_fsdp_in_mixed_precision_gives_every_layer_the_same_request() -> None:
+    request = asked()
+    assert _apply_to_tensors(torch.Tensor.double, [request])[0] is request
 
 
 def test_the_mask_is_made_once_for_the_same_tensors() -> None:

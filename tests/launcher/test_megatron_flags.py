@@ -40,3 +40,11 @@ def test_a_flag_of_the_script_is_no_fault(quote: str) -> None:
     words = ["--own", "3", "--other", "4"]
     _, lines = megatron_flags.read_flags(words, f"add_argument({quote}--own{quote})")
     assert "--other" in lines[0] and "--own" not in lines[0]
+
+
+@needs_training
+@pytest.mark.parametrize("word", ["", " ", "own"])
+def test_a_word_that_no_flag_takes_is_a_fault(word: str) -> None:
+    """Also one that the script has in quotes: "" begins its docstring."""
+    _, lines = megatron_flags.read_flags(["--lr", "1", word], f'"""Says "{word}".""" ')
+    assert f"unrecognized arguments: {word.strip() or repr(word)}; mend them" in lines[0]

@@ -77,6 +77,13 @@ def test_qo_comm_lets_plans_send_queries(monkeypatch: pytest.MonkeyPatch) -> Non
         assert [config.send_queries for config in configs] == got
 
 
+@pytest.mark.parametrize("value", ["true", "", "2"])
+def test_qo_comm_is_0_or_1(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("MAGI_ATTENTION_QO_COMM", value)
+    with pytest.raises(ValueError, match=f"QO_COMM must be '0' or '1', got {value!r}; use one"):
+        api.DistAttnConfig().engine_config()
+
+
 def test_what_happens_instead_names_what_exists() -> None:
     for text in INSTEAD.values():
         for part in text.split("MagiConfig(")[1:]:

@@ -69,7 +69,9 @@ def test_no_text_is_lost_or_changed(tmp_path: Path) -> None:
     assert list(read_documents([tmp_path], Selection())) == [Document("t.txt", b"\xff\r\nabc")]
 
 
-@pytest.mark.parametrize(("end", "opened"), [(".gz", gzip.open), (".xz", lzma.open)])
+@pytest.mark.parametrize(
+    ("end", "opened"), [(".gz", gzip.open), (".GZ", gzip.open), (".xz", lzma.open)]
+)
 def test_packed_lines_of_json(tmp_path: Path, end: str, opened: Any) -> None:
     path = tmp_path / f"t.jsonl{end}"
     with opened(path, "wb") as file:

@@ -193,9 +193,10 @@ def leave(channel: Channel) -> None:
 
 
 def _new_slot(size: int) -> _Slot:
-    mine, gathered = (
-        torch.zeros(n, *BLOCK_SHAPE, dtype=torch.int64, device="cpu") for n in (1, size)
-    )
+    with torch.inference_mode(False):  # training may follow an evaluation that opened it
+        mine, gathered = (
+            torch.zeros(n, *BLOCK_SHAPE, dtype=torch.int64, device="cpu") for n in (1, size)
+        )
     return _Slot(mine.flatten(), gathered.flatten(), mine[0].numpy(), gathered.numpy())
 
 

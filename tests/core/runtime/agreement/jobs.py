@@ -57,6 +57,18 @@ def unequal_dispatches(rank: int, cp_size: int) -> None:
         assert torch.equal(magi.undispatch(magi.dispatch(x, plan, group), plan, group), x)
 
 
+def inference_first(rank: int, cp_size: int) -> None:
+    """Training follows an evaluation that was the first to compare."""
+    group = dist.new_group(list(range(cp_size)))
+    if rank >= cp_size:
+        return
+    plan = magi.plan(masks.causal(TOKENS), group, SHAPE, CONFIG)
+    x = torch.arange(TOKENS * 1.0).unsqueeze(1)
+    for mode in (torch.inference_mode, torch.enable_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(magi.undispatch(magi.dispatch(x, plan, group), plan, group), x)
+
+
 def groups_of_the_same_ranks(rank: int, cp_size: int) -> None:
     """Used first from threads, in another order on every rank."""
     groups = [dist.new_group(list(range(cp_size))) for _ in range(4)]

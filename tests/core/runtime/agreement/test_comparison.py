@@ -56,6 +56,10 @@ def test_a_dropped_batch_shifts_no_comparison() -> None:
     pool(WORLD).run(jobs.unequal_dispatches, 3)
 
 
+def test_training_follows_an_evaluation_that_opened_the_channel() -> None:
+    pool(WORLD).run(jobs.inference_first, 2)
+
+
 def test_groups_of_the_same_ranks_do_not_meet() -> None:
     pool(WORLD).run(jobs.groups_of_the_same_ranks, 3)
 
