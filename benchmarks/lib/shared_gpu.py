@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+OVERLAP = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+"""Lets ranks on one GPU share symmetric memory."""
+
 
 def environment(rank: int) -> dict[str, str]:
     """Variables of a rank that shares the first GPU, to be set before it starts NCCL.
@@ -14,8 +19,13 @@ def environment(rank: int) -> dict[str, str]:
         "NCCL_HOSTID": f"rank-{rank}",
         "NCCL_IB_DISABLE": "1",
         "NCCL_SOCKET_IFNAME": "lo",
-        "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+        OVERLAP: "1",
     }
+
+
+def is_shared() -> bool:
+    """Whether this process was started as such a rank."""
+    return OVERLAP in os.environ
 
 
 def allow_peer_reads() -> None:

@@ -7,7 +7,6 @@ the `agree` part of pretrain.py.
 from __future__ import annotations
 
 import functools
-import os
 import runpy
 import sys
 from pathlib import Path
@@ -32,7 +31,7 @@ def main() -> None:
         return original(*args, **kwargs)
 
     runpy.run_path = run_path
-    if "NCCL_HOSTID" in os.environ:
+    if shared_gpu.is_shared():
         shared_gpu.allow_peer_reads()
     run.main()
 

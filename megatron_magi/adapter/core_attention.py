@@ -158,7 +158,7 @@ class MagiCoreAttention(MegatronModule):  # type: ignore[misc]
                 f"from_packed_seq_params and dispatch the batch by them"
             )
         has_window = is_window_layer(self.config, self.layer_number)
-        plan = plain_plan((rows, batch), has_window, self.config, self.plain_config)
+        plan = plain_plan(rows, batch, has_window, self.config, self.plain_config)
         return plan, None if cp_size == 1 else self.cp_group or get_context_parallel_group()
 
     def _require_eager(self) -> None:

@@ -19,19 +19,19 @@ from megatron_magi.core.runtime.plan_cache import plan_for
 
 
 def plain_plan(
-    shape: tuple[int, int], has_window: bool, model_config: Any, config: MagiConfig
+    rows: int, count: int, has_window: bool, model_config: Any, config: MagiConfig
 ) -> AttnPlan:
     """The plan of a plain batch, whose rows stay as they are: no chunk size may pad them.
 
     Args:
-        shape: (rows of this rank, sequences), the first two sizes of Megatron's tensors.
+        rows: of one sequence on a rank, the first size of Megatron's tensors.
+        count: of sequences, the second one.
         has_window: whether the layer attends in the model's window.
 
     Raises:
         ValueError: with context parallelism, rows that are not two pieces of one length, or the
             transport "symm_mem", which numbers its exchanges: a replay cannot repeat one.
     """
-    rows, count = shape
     cp_size = model_config.context_parallel_size
     mask = builders.from_cu_seqlens(np.arange(count + 1) * rows * cp_size)
     if has_window:

@@ -179,7 +179,7 @@ def startup_line(model_config: Any, magi_config: MagiConfig, seq_length: int) ->
 def _causal_plan(model_config: Any, magi_config: MagiConfig, seq_length: int) -> AttnPlan:
     cp_size = model_config.context_parallel_size
     if captures_attention(model_config):
-        return plain_plan((seq_length // cp_size, 1), False, model_config, magi_config)
+        return plain_plan(seq_length // cp_size, 1, False, model_config, magi_config)
     group = _cp_group(cp_size)
     return make_packed_seq_params(
         [0, seq_length], model_config, group, magi_config=magi_config, device="cpu"
