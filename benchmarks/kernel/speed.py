@@ -70,7 +70,6 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=at_least(1), default=7, help="at most; never fewer than 3")
     parser.add_argument("--cell-seconds", type=float, default=3.0, help="to spend on rounds, about")
     parser.add_argument("--seconds", type=float, help="begin no cell after this time")
-    parser.add_argument("--flex-seqlens", type=numbers, help="flex only at these lengths")
     parser.add_argument(
         "--compile-jobs", type=at_least(0), default=0, help="compile flex ahead, in so many"
     )
@@ -122,7 +121,7 @@ def importable(args: argparse.Namespace) -> dict[str, Peer]:
     Raises:
         SystemExit: a name that is not known, or one that cannot be timed at the level.
     """
-    known = all_peers(None if args.flex_seqlens is None else tuple(args.flex_seqlens))
+    known = all_peers()
     if unknown := set(args.impls or ()) - set(known):
         raise SystemExit(f"--impls takes {', '.join(known)}, got {', '.join(sorted(unknown))}")
     others = [name for name in known if args.level not in known[name].levels]
@@ -187,9 +186,8 @@ def main(argv: list[str] | None = None) -> int:
 def compile_flex(args: argparse.Namespace, peers: dict[str, Peer]) -> None:
     if not args.compile_jobs or "flex" not in peers:
         return
-    begin, lengths = time.monotonic(), args.flex_seqlens or args.seqlens
-    found = [(name, n) for n in lengths if n in args.seqlens for name in args.masks]
-    todo = [Case(name, n, softcap=args.softcap) for name, n in found]
+    begin = time.monotonic()
+    todo = [Case(name, n, softcap=args.softcap) for n in args.seqlens for name in args.masks]
     compile_ahead(todo, (args.heads[0], args.heads[1]), widths(args), args.compile_jobs)
     print(f"flex compiled for {len(todo)} cases in {time.monotonic() - begin:.0f} s", flush=True)
 
