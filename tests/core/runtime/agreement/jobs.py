@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from megatron_magi import AgreementError, masks
 from megatron_magi.core.runtime.agreement import channel as channel_module
 from megatron_magi.core.runtime.agreement import comparison
 from tests.core.runtime.agreement.actions import CONFIG, SHAPE, TOKENS, Action, qkv, tokens
-from tests.process_pool import subgroup
+from tests.process_pool import on_subgroup, subgroup
 
 
 def odd_rank(rank: int, cp_size: int, action: Action) -> str:
@@ -41,11 +42,9 @@ def odd_rank(rank: int, cp_size: int, action: Action) -> str:
     return said
 
 
-def unequal_dispatches(rank: int, cp_size: int) -> None:
+@on_subgroup
+def unequal_dispatches(rank: int, group: Any) -> None:
     """A batch that one rank dispatched and dropped shifts nothing."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     plans = [
         magi.plan(masks.from_cu_seqlens([0, cut, TOKENS]), group, SHAPE, CONFIG)
         for cut in (100, 200)
