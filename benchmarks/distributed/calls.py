@@ -212,7 +212,7 @@ class OneGpu:
 
     def __init__(self, x: Problem) -> None:
         self.x, self.kernel = x, x.kernel()
-        self.table = SliceTable(x.mask.slices, x.mask.total_seqlen_q, x.mask.total_seqlen_k)
+        self.table = SliceTable.of(x.mask)
         self.out, self.lse = self.forward()
 
     def forward(self) -> OutLse:
