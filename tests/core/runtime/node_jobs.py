@@ -142,10 +142,8 @@ def mesh_names_its_nodes(rank: int, cp_size: int) -> None:
         raise AssertionError("two answers to how many ranks share a node")
 
 
-def ranks_with_other_nodes(rank: int, cp_size: int) -> str:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return ""
+@on_subgroup
+def ranks_with_other_nodes(rank: int, group: Any) -> str:
     config = magi_config(ranks_per_node=2 if rank else None)
     try:
         run_attention(NAMED["causal"], config, group, torch.float32, 0)

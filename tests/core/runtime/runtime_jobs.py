@@ -31,7 +31,7 @@ from tests.dense import (
     with_sinks,
 )
 from tests.knobs import magi_config
-from tests.process_pool import on_subgroup, subgroup
+from tests.process_pool import on_subgroup
 
 SHAPE = HeadShape(4, 2, 8)
 
@@ -280,11 +280,9 @@ def cast_and_reduce_stage(
     assert home.dtype == torch.float32 and torch.equal(home, 11 * sent + 0.5)
 
 
-def ranks_disagree(rank: int, cp_size: int, what: str) -> str:
+@on_subgroup
+def ranks_disagree(rank: int, group: Any, what: str) -> str:
     """Rank 1 plans something else: every rank gets the same error, and none hangs."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return ""
     mask, config = masks.causal(64), magi_config(agreement_timeout_s=20)
     if rank == 1 and what == "mask":
         mask = masks.from_cu_seqlens([0, 31, 64])

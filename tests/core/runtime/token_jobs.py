@@ -18,7 +18,7 @@ from megatron_magi.core.runtime.agreement.comparison import (
 )
 from megatron_magi.core.runtime.dist_attn import dist_attn_and_max_logits
 from tests.knobs import magi_config
-from tests.process_pool import on_subgroup, subgroup
+from tests.process_pool import on_subgroup
 
 SHAPE = HeadShape(2, 1, 4)
 
@@ -153,10 +153,8 @@ def lazy_bits(rank: int, group: Any) -> None:
     assert torch.equal(leaf.grad, torch.full_like(x, 1j))
 
 
-def second_derivatives(rank: int, cp_size: int) -> str:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return ""
+@on_subgroup
+def second_derivatives(rank: int, group: Any) -> str:
     plan = magi.plan(masks.causal(24), group, SHAPE)
     q, k = (torch.randn(plan.layout.num_local_tokens, h, 4, requires_grad=True) for h in (2, 1))
     out, _ = magi.dist_attn(q, k, k, plan, group)
@@ -187,11 +185,9 @@ def after_a_disagreement(rank: int, group: Any) -> None:
     magi.agree(right, group)
 
 
-def other_second_masks(rank: int, cp_size: int) -> str:
+@on_subgroup
+def other_second_masks(rank: int, group: Any) -> str:
     """A mask that came without a dispatch call is compared when it is first used."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return ""
     config = MagiConfig(agreement_timeout_s=20)
     first = magi.plan(masks.causal(24), group, SHAPE, config)
     q, k = (magi.dispatch(torch.zeros(24, h, 4), first, group) for h in (2, 1))

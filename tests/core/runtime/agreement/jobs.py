@@ -19,20 +19,18 @@ from megatron_magi import AgreementError, masks
 from megatron_magi.core.runtime.agreement import channel as channel_module
 from megatron_magi.core.runtime.agreement import comparison
 from tests.core.runtime.agreement.actions import CONFIG, SHAPE, TOKENS, Action, qkv, tokens
-from tests.process_pool import on_subgroup, subgroup
+from tests.process_pool import on_subgroup
 
 
-def odd_rank(rank: int, cp_size: int, action: Action) -> str:
+@on_subgroup
+def odd_rank(rank: int, group: Any, action: Action) -> str:
     """What a rank is told when the last one acts otherwise; then all of them go on."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return ""
     plan = magi.plan(masks.causal(TOKENS), group, SHAPE, CONFIG)
     documents = masks.from_cu_seqlens([0, 100, 300, TOKENS])
     other = magi.plan(documents, group, SHAPE, CONFIG)
     started = time.monotonic()
     try:
-        action(plan, other, group, rank == cp_size - 1)
+        action(plan, other, group, rank == group.size() - 1)
         said = "no error"
     except AgreementError as error:
         said = str(error)
@@ -103,11 +101,9 @@ def ends_with_its_group(rank: int, cp_size: int) -> None:
     assert comparison._states[later].channel is not None
 
 
-def forked_child(rank: int, cp_size: int) -> int:
+@on_subgroup
+def forked_child(rank: int, group: Any) -> int:
     """Exit code of a child that a rank forks, as for a tool of its own, and that ends normally."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return 0
     plan = magi.plan(masks.causal(TOKENS), group, SHAPE, CONFIG)
     magi.agree(plan, group)
     child = os.fork()
@@ -124,11 +120,9 @@ def forked_child(rank: int, cp_size: int) -> int:
     return code
 
 
-def every_exchange(rank: int, cp_size: int) -> dict[str, int]:
+@on_subgroup
+def every_exchange(rank: int, group: Any) -> dict[str, int]:
     """How many comparisons each call that exchanges rows begins, forward and backward."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return {}
     plan = magi.plan(masks.causal(TOKENS), group, SHAPE, CONFIG)
     magi.agree(plan, group)
     channel = comparison._states[group].channel
