@@ -66,7 +66,6 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
         "--value-dim", type=at_least(1), help="of values, if not as wide as queries and keys"
     )
     parser.add_argument("--softcap", type=float, default=0.0, help="of the logits; 0: none")
-    parser.add_argument("--size", type=float, default=1.0, help="standard deviation of scores")
     parser.add_argument("--rounds", type=at_least(1), default=7, help="at most; never fewer than 3")
     parser.add_argument("--cell-seconds", type=float, default=3.0, help="to spend on rounds, about")
     parser.add_argument("--seconds", type=float, help="begin no cell after this time")
@@ -141,8 +140,7 @@ def importable(args: argparse.Namespace) -> dict[str, Peer]:
 
 def cells(args: argparse.Namespace) -> Iterator[tuple[Case, Direction, list[Inputs]]]:
     for seqlen in args.seqlens:
-        drawn = (Inputs.random(seqlen, tuple(args.heads), widths(args)) for _ in range(INPUT_SETS))
-        inputs = [x if args.size == 1 else x.of_size(args.size) for x in drawn]
+        inputs = [Inputs.random(seqlen, tuple(args.heads), widths(args)) for _ in range(INPUT_SETS)]
         for name in args.masks:
             case = Case(name, seqlen, args.level, args.softcap)
             for direction in args.directions:
