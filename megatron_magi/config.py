@@ -118,9 +118,9 @@ class MagiConfig:
     """Tokens per chunk, the smallest piece moved between ranks. None: the planner's cost model."""
 
     max_imbalance: float | None = None
-    """Highest load of a rank over the mean, in kernel tiles, that the planner may leave as far as
-    chunks allow. None: 1.01; where a group spans nodes (`costs.ranks_per_node`), the one of 1.01,
-    1.02 and 1.05 whose predicted time is shortest."""
+    """Highest load of a rank over the mean, in kernel tiles, as far as chunks allow. None: 1.01; in
+    a group of several nodes (`costs.ranks_per_node`), the predicted fastest of 1.01, 1.02 and
+    1.05."""
 
     overlap_degree: int | None = None
     """Remote stages of the backward, and of a staged forward. 0: receive everything, then one
@@ -143,12 +143,11 @@ class MagiConfig:
     """Bit-identical gradients from run to run. The reference backend always is."""
 
     dkv_reduce_in_fp32: bool = True
-    """Partial gradients of keys and values return to their owners in fp32. False: in the dtype of
-    the inputs, with half the bytes for bf16 and one more rounding per reading rank; the sums are
-    fp32 either way."""
+    """Partial gradients of keys and values travel to their owners in fp32. False: in the inputs'
+    dtype, with half the bytes for bf16 and one more rounding per reading rank. Sums are fp32."""
 
     keep_received_keys: bool = False
-    """The forward keeps received keys and values for the backward: less traffic for more memory.
+    """The forward keeps received keys and values for the backward: less traffic, more memory.
     False: they are sent again."""
 
     send_queries: bool | None = None
@@ -162,8 +161,8 @@ class MagiConfig:
     "auto", which is logged: "symm_mem" where that is possible, and "all_to_all" elsewhere."""
 
     agreement_timeout_s: float = 300.0
-    """Seconds to wait for a rank that does not come, e.g. one that writes a checkpoint.
-    Disagreement raises at once."""
+    """Seconds to wait for a late rank, e.g. one that writes a checkpoint. Disagreement raises at
+    once."""
 
     def __post_init__(self) -> None:
         # Equal configs must have equal digests on every rank: 1 becomes 1.0, numpy's 128 Python's.

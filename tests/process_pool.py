@@ -8,6 +8,7 @@ the test: never a hang.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import queue
 import sys
@@ -124,6 +125,18 @@ def subgroup(size: int) -> Any:
     if size not in _groups:
         _groups[size] = dist.new_group(list(range(size)))
     return _groups[size]
+
+
+def on_subgroup(job: Callable[..., Any]) -> Callable[..., Any]:
+    """``job(rank, group, *args)`` as a function of (rank, cp_size, *args) that every rank calls: it
+    runs on the first ``cp_size`` ranks, with their group, and does nothing on the others."""
+
+    @functools.wraps(job)
+    def run(rank: int, cp_size: int, *args: Any) -> Any:
+        group = subgroup(cp_size)
+        return job(rank, group, *args) if rank < cp_size else None
+
+    return run
 
 
 def _serve(rank: int, world_size: int, backend: str, store: str, inbox: Any, outbox: Any) -> None:

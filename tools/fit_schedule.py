@@ -1,7 +1,6 @@
 """What the costs behind a schedule are worth, by sweeps of the schedules that run.
 
     python -m tools.fit_schedule                 # loss, and without each constant
-    python -m tools.fit_schedule --eliminate     # which constants can go together
     python -m tools.fit_schedule --search        # values that lose least, as lines of the struct
     python -m tools.fit_schedule my_sweep.json   # another record of benchmarks.kernel.schedules
 
@@ -103,9 +102,6 @@ BACKWARD = Choice(
     (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0),
 )
 
-MOST_MEAN = 0.002
-MOST_WORST = 0.02
-"""What a constant may be worth that goes, in the mean of all cells and in any of them."""
 FEWEST_CELLS = 3
 """In which a constant must have an effect, or the sweeps say nothing about it and it stays."""
 
@@ -166,9 +162,6 @@ class Ablation(NamedTuple):
     def exercised(self) -> bool:
         return self.reached >= FEWEST_CELLS
 
-    def may_go(self) -> bool:
-        return self.exercised() and self.mean_more < MOST_MEAN and self.worst_more < MOST_WORST
-
     def __str__(self) -> str:
         counts = f"reaches {self.reached:2d}, moves {self.moved:2d}"
         more = f"more: mean {100 * self.mean_more:+.2f} % worst {100 * self.worst_more:+.2f} %"
@@ -183,22 +176,6 @@ def ablation(cells: Sequence[Cell], name: str, costs: Costs, base: Sequence[floa
     moved = sum(cell.chosen(costs) != cell.chosen(other) for cell in cells)
     counts = reached(cells, name, costs), moved
     return Ablation(name, *counts, summary(found), sum(more) / len(more), max(more))
-
-
-def eliminated(cells: Sequence[Cell]) -> list[Ablation]:
-    """Constants in the order in which they can go, each judged with those before it gone."""
-    gone: list[Ablation] = []
-    choice, costs = choice_of(cells), Costs()
-    base, names = losses(cells, {}), list(choice.neutral)
-    while True:
-        tried = [ablation(cells, name, costs, base) for name in names]
-        able = [a for a in tried if a.may_go()]
-        if not able:
-            return gone
-        best = min(able, key=lambda a: (a.mean_more, a.worst_more))
-        gone.append(best)
-        costs = without(choice, best.name, costs)
-        names.remove(best.name)
 
 
 def scaled(name: str, value: float, factor: float) -> float:
@@ -231,12 +208,6 @@ def print_ablation(cells: Sequence[Cell]) -> None:
     print("not asked:", ", ".join(f"{name} ({why})" for name, why in choice.others.items()))
 
 
-def print_eliminated(cells: Sequence[Cell]) -> None:
-    print("can go, one after another:")
-    for row in eliminated(cells):
-        print(row)
-
-
 def print_searched(cells: Sequence[Cell]) -> None:
     costs = searched(cells)
     for name, value in (choice_of(cells).present() | costs).items():
@@ -250,7 +221,6 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("records", nargs="*", type=Path, help="default: all that are committed")
     parser.add_argument("--search", action="store_true")
-    parser.add_argument("--eliminate", action="store_true")
     return parser.parse_args(argv)
 
 
@@ -282,16 +252,9 @@ def main(argv: list[str] | None = None) -> None:
         raise UsageError("a record of benchmarks.kernel.schedules is needed, with times of several "
                          f"schedules, got {', '.join(map(str, args.records))} without; name "
                          f"another")  # fmt: skip
-    steps: list[tuple[bool, Callable[[Sequence[Cell]], None]]] = [
-        (True, print_sweep),
-        (not args.search and not args.eliminate, print_ablation),
-        (args.eliminate, print_eliminated),
-        (args.search, print_searched),
-    ]
     for cells in found:
-        for asked, step in steps:
-            if asked:
-                step(cells)
+        print_sweep(cells)
+        (print_searched if args.search else print_ablation)(cells)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.kernel.schedules import FwdSchedule, Schedule
-from benchmarks.lib.masks import MASKS
+from benchmarks.lib.masks import MASKS, random_blocks
 from benchmarks.lib.record import record_of
-from megatron_magi import AttnMask, masks
 from megatron_magi.core.native import solver
 
 Costs = dict[str, float]
@@ -147,9 +144,3 @@ def cell_of_blocks(tag: re.Match[str], named: dict[str, float]) -> Cell:
     made = solver.BwdAlternatives(mask.slices, (n, n), heads, NUM_SMS, False, False)
     plain = {PLAIN.fullmatch(name.lstrip("*")): ms for name, ms in named.items()}
     return Cell(tag[0], made, {Schedule(int(m[1]), int(m[2])): t for m, t in plain.items() if m})
-
-
-def random_blocks(seqlen: int, block: int, density: float) -> AttnMask:
-    count = -(-seqlen // block)
-    seen = np.random.default_rng(0).random((count, count)) < density
-    return masks.from_block_mask(seen, block, seqlen)

@@ -42,6 +42,8 @@ from megatron_magi.core.plan.attn_plan import FORWARD_MODES
 from megatron_magi.core.plan.stage_costs import stage_costs
 
 RECORD = "benchmarks/records/dist_h200_2026-11-22_2gpus.json"
+RATES_OF = "packed_causal"
+"""The record's mask whose times give the rates."""
 BACKWARD_TILES = 2.5
 """The model takes a backward tile as 5/2 forward tiles."""
 PLANS = ("lpt_2048", "flat", "nodes")
@@ -221,14 +223,12 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     numbers = list_of(at_least(1))
     parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument("--record", type=Path, default=Path(RECORD), help="measured rates")
-    parser.add_argument("--rates-of", default="packed_causal", help="the record's mask")
     parser.add_argument("--distributions", default="magi", help=", ".join(DISTRIBUTIONS))
     parser.add_argument("--cp", type=numbers, default=[8, 16, 32, 64, 128, 256, 512])
     parser.add_argument("--tokens", type=numbers, default=[8192], help="of a rank")
     parser.add_argument(
         "--packs", type=at_least(1), default=5, help="sampled sequences per setting"
     )
-    parser.add_argument("--cut", action="store_true", help="documents at a quarter of the sequence")
     parser.add_argument("--ranks-per-node", type=at_least(1), default=8)
     parser.add_argument("--node-link-gib-s", type=float, default=CostTable().node_link_gib_s)
     parser.add_argument("--link-gib-s", type=float, default=CostTable().link_gib_s)
@@ -250,19 +250,19 @@ def main(argv: list[str] | None = None) -> int:
               f"measured {row['measured_ms']:7.3f}, miss {row['miss']:+.1%}")  # fmt: skip
     if given.validate:
         return 0
-    rates = Rates.measured(record, given.rates_of)
+    rates = Rates.measured(record, RATES_OF)
     rows: list[dict[str, Any]] = []
     for name in given.distributions.split(","):
         for tokens in given.tokens:
             for cp_size in given.cp:
-                setting = Setting(name, given.cut, cp_size, tokens)
+                setting = Setting(name, False, cp_size, tokens)
                 rows += simulate(setting, given.packs, costs, rates)
     add_efficiency(rows)
     for row in rows:
         show(row)
     if given.out:
         of_run = {"record": str(given.record), "rates": asdict(rates), "costs": asdict(costs),
-                  "packs": given.packs, "rates_of": given.rates_of}  # fmt: skip
+                  "packs": given.packs, "rates_of": RATES_OF}  # fmt: skip
         made = {"meta": meta() | of_run, "validation": checked, "rows": rows}
         given.out.write_text(json.dumps(made, indent=1) + "\n")
         print(f"wrote {given.out}")

@@ -14,8 +14,7 @@ Every timed backward follows an untimed forward.
   at_once, local_first, staged: the forward mode of this name, the planner's overlap degree
   symm_mem, all_to_all: ours with this transport, see MagiConfig
   all_to_allN  likewise in N stages, forward and backward: from four on, reduces have a
-               communicator of their own. all_to_allN_one: they have none. all_to_allN_behind:
-               nor have they, and casts are begun behind the reduces of the stage before
+               communicator of their own
   keep_received_keys: ours, whose backward reads what the forward has received
   send_queries_on, send_queries_off: ours with this setting; cross-attention chooses by itself
   narrow       ours with partial gradients of keys and values in the inputs' dtype on the wire
@@ -57,12 +56,10 @@ from benchmarks.distributed.calls import (
     AllGather,
     Call,
     CannotRun,
-    CastsBehind,
     KernelsOnly,
     OneGpu,
     Ours,
     Problem,
-    sharing_group,
 )
 from benchmarks.distributed.cross import CROSS_MASKS
 from benchmarks.distributed.flash import FA3, FlashKernel, missing, refuses
@@ -94,7 +91,7 @@ RIVALS = {
 ON_FLASH = tuple(name + FA3 for name in RIVALS if name != "one_gpu")
 DEFAULT_IMPLS = ("ours", "kernels", *RIVALS, *ON_FLASH)
 IMPLS = (
-    r"ours\d*|at_once|local_first|staged|symm_mem|all_to_all|all_to_all\d+(_one|_behind)?|"
+    r"ours\d*|at_once|local_first|staged|symm_mem|all_to_all|all_to_all\d+|"
     r"keep_received_keys|narrow|kernels|send_queries_(on|off)|"
     rf"({'|'.join(RIVALS)})({FA3})?|{METHODS}"
 )
@@ -192,12 +189,10 @@ def build(name: str, x: Problem, made: dict[str, Call]) -> Call:
     if name.startswith("ours"):
         return Ours(x, MagiConfig(overlap_degree=int(name[4:]), forward_mode="staged"))
     if name.startswith("all_to_all"):
-        degree, _, how = name.removeprefix("all_to_all").partition("_")
-        staged = MagiConfig(
-            transport="all_to_all", overlap_degree=int(degree), forward_mode="staged"
+        degree = int(name.removeprefix("all_to_all"))
+        return Ours(
+            x, MagiConfig(transport="all_to_all", overlap_degree=degree, forward_mode="staged")
         )
-        kind = CastsBehind if how == "behind" else Ours
-        return kind(x, staged, sharing_group() if how else None)
     if name == "kernels":
         ours = made["ours"] if "ours" in made else Ours(x, MagiConfig())
         assert isinstance(ours, Ours)

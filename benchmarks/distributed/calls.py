@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, Protocol
-from unittest import mock
 
 import numpy as np
 import torch
@@ -20,8 +18,6 @@ from torch import Tensor
 import megatron_magi as magi
 from benchmarks.distributed.flash import FlashKernel
 from megatron_magi import AttnMask, HeadShape, MagiConfig
-from megatron_magi.core.comm.reduce_group import share_communicator
-from megatron_magi.core.comm.transport import AllToAll
 from megatron_magi.core.kernel.backend import AttnBackend, AttnCall, GradCall, OutLse
 from megatron_magi.core.kernel.select import select_backend
 from megatron_magi.core.kernel.slice_table import SliceTable
@@ -83,15 +79,6 @@ class Problem:
         return self.flash or select_backend("auto", self.q.device, self.q.dtype)
 
 
-@lru_cache
-def sharing_group() -> dist.ProcessGroup:
-    """All ranks, in a group whose casts and reduces share one communicator. Every rank calls it at
-    the same place."""
-    group: dist.ProcessGroup = dist.new_group()
-    share_communicator(group)
-    return group
-
-
 class CannotRun(Exception):
     """This implementation does not take this mask; says why."""
 
@@ -111,11 +98,8 @@ class Call(Protocol):
 class Ours:
     """dist_attn, forward and backward through autograd as a model calls it."""
 
-    def __init__(
-        self, x: Problem, config: MagiConfig, group: dist.ProcessGroup | None = None
-    ) -> None:
-        """``group``: of all ranks; None: the job's."""
-        self.group = group or dist.group.WORLD
+    def __init__(self, x: Problem, config: MagiConfig) -> None:
+        self.group = dist.group.WORLD
         self.plan = magi.plan(x.mask, self.group, x.heads, config)
         local = [
             magi.dispatch(t, self.plan, self.group, side=side)
@@ -138,14 +122,6 @@ class Ours:
             magi.undispatch(t, self.plan, self.group, side=side)
             for t, side in zip(parts, SIDES, strict=True)
         )
-
-
-class CastsBehind(Ours):
-    """In the backward, every cast is begun behind the reduce that becomes possible with it."""
-
-    def backward(self) -> Grads:
-        with mock.patch.object(AllToAll, "can_delay_send", False):
-            return super().backward()
 
 
 class KernelsOnly:
@@ -236,7 +212,7 @@ class OneGpu:
 
     def __init__(self, x: Problem) -> None:
         self.x, self.kernel = x, x.kernel()
-        self.table = SliceTable(x.mask.slices, x.mask.total_seqlen_q, x.mask.total_seqlen_k)
+        self.table = SliceTable.of(x.mask)
         self.out, self.lse = self.forward()
 
     def forward(self) -> OutLse:

@@ -53,7 +53,7 @@ class Ulysses:
         rows = slice(rank * tokens, (rank + 1) * tokens)
         self.local = [t[rows].clone() for t in (x.q, x.k, x.v)]
         self.dout = x.dout[rows].clone()
-        self.table = SliceTable(x.mask.slices, x.mask.total_seqlen_q, x.mask.total_seqlen_k)
+        self.table = SliceTable.of(x.mask)
         self.kernel, self.scale = x.kernel(), x.scale
         self.qkv = [tokens_to_heads(t) for t in self.local]  # what attention saves for backward
         self.out, self.lse = self.kernel.forward(AttnCall(*self.qkv, self.table, self.scale))

@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 import megatron_magi as magi
 from benchmarks.distributed.ranks import join
+from benchmarks.lib.masks import random_blocks
 from benchmarks.lib.options import at_least, new_file, positive
 from benchmarks.lib.record import describe, write_record
 from benchmarks.lib.timing import difference
@@ -99,10 +99,7 @@ def _window(total: int, rng: random.Random) -> AttnMask:
 
 
 def _blocks(total: int, rng: random.Random) -> AttnMask:
-    size = rng.choice((16, 48))
-    count = -(-total // size)
-    seen = np.random.default_rng(rng.randrange(1 << 30)).random((count, count)) < 0.3
-    return masks.from_block_mask(seen, size, total)
+    return random_blocks(total, rng.choice((16, 48)), 0.3, seed=rng.randrange(1 << 30))
 
 
 def _video(total: int, rng: random.Random) -> AttnMask:

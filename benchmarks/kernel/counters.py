@@ -56,7 +56,6 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--directions", type=list_of(one_of(("fwd", "bwd"))), default=["bwd"])
     parser.add_argument("--head-dims", type=list_of(at_least(1)), default=[128])
     parser.add_argument("--heads", type=list_of(at_least(1)), default=[64, 8])
-    parser.add_argument("--softcaps", type=list_of(float), default=[0.0])
     parser.add_argument("--record", type=new_file)
     parser.add_argument("--commit", help="for the record, where there is no git")
     parser.add_argument("--call", action="store_true", help=argparse.SUPPRESS)
@@ -66,7 +65,7 @@ def options(argv: list[str] | None) -> argparse.Namespace:
 def call_once(args: argparse.Namespace) -> None:
     """The call that is counted, in a process under ncu, after one that is not."""
     (impl,), (head_dim,), (seqlen,) = args.impls, args.head_dims, args.seqlens
-    peer, case = all_peers()[impl], Case(args.masks[0], seqlen, softcap=args.softcaps[0])
+    peer, case = all_peers()[impl], Case(args.masks[0], seqlen)
     widths = HeadDims(head_dim, head_dim)
     call = peer.call(case, args.directions[0], Inputs.random(seqlen, tuple(args.heads), widths))
     call()
@@ -110,7 +109,7 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit("Nsight Compute is required, got no ncu on the PATH; install it")
     words = sys.argv[1:] if argv is None else argv
     meta = describe("python -m benchmarks.kernel.counters " + " ".join(words), args.commit)
-    names = ("directions", "head-dims", "masks", "seqlens", "softcaps", "impls")
+    names = ("directions", "head-dims", "masks", "seqlens", "impls")
     given = [vars(args)[name.replace("-", "_")] for name in names]
     rows = []
     for values in itertools.product(*given):

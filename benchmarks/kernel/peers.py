@@ -65,15 +65,10 @@ class Flex:
 
     levels: tuple[Level, ...] = ("autograd",)
 
-    def __init__(self, seqlens: tuple[int, ...] | None = None) -> None:
-        self.seqlens = seqlens
-
     def missing(self) -> str | None:
         return None
 
     def refuses(self, case: Case, direction: Direction) -> str | None:
-        if self.seqlens is not None and case.seqlen not in self.seqlens:
-            return f"compiling takes long: only at {', '.join(map(str, self.seqlens))} tokens"
         return "it has no deterministic mode to ask for" if case.deterministic else None
 
     def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
@@ -135,14 +130,14 @@ def _compiled_flex(case: Case) -> Any:
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
-def all_peers(flex_seqlens: tuple[int, ...] | None = None) -> dict[str, Peer]:
+def all_peers() -> dict[str, Peer]:
     """By the name of their column."""
     return {
         "ours": Ours(),
         "ours_fa4": Ours("fa4"),
         "ours_flex": Ours("flex"),
         "cudnn": Cudnn(),
-        "flex": Flex(flex_seqlens),
+        "flex": Flex(),
         "fa2": Flash2(),
         "fa3": Flash3(),
         "fa4": Flash4(),

@@ -66,11 +66,9 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
         "--value-dim", type=at_least(1), help="of values, if not as wide as queries and keys"
     )
     parser.add_argument("--softcap", type=float, default=0.0, help="of the logits; 0: none")
-    parser.add_argument("--size", type=float, default=1.0, help="standard deviation of scores")
     parser.add_argument("--rounds", type=at_least(1), default=7, help="at most; never fewer than 3")
     parser.add_argument("--cell-seconds", type=float, default=3.0, help="to spend on rounds, about")
     parser.add_argument("--seconds", type=float, help="begin no cell after this time")
-    parser.add_argument("--flex-seqlens", type=numbers, help="flex only at these lengths")
     parser.add_argument(
         "--compile-jobs", type=at_least(0), default=0, help="compile flex ahead, in so many"
     )
@@ -122,7 +120,7 @@ def importable(args: argparse.Namespace) -> dict[str, Peer]:
     Raises:
         SystemExit: a name that is not known, or one that cannot be timed at the level.
     """
-    known = all_peers(None if args.flex_seqlens is None else tuple(args.flex_seqlens))
+    known = all_peers()
     if unknown := set(args.impls or ()) - set(known):
         raise SystemExit(f"--impls takes {', '.join(known)}, got {', '.join(sorted(unknown))}")
     others = [name for name in known if args.level not in known[name].levels]
@@ -142,8 +140,7 @@ def importable(args: argparse.Namespace) -> dict[str, Peer]:
 
 def cells(args: argparse.Namespace) -> Iterator[tuple[Case, Direction, list[Inputs]]]:
     for seqlen in args.seqlens:
-        drawn = (Inputs.random(seqlen, tuple(args.heads), widths(args)) for _ in range(INPUT_SETS))
-        inputs = [x if args.size == 1 else x.of_size(args.size) for x in drawn]
+        inputs = [Inputs.random(seqlen, tuple(args.heads), widths(args)) for _ in range(INPUT_SETS)]
         for name in args.masks:
             case = Case(name, seqlen, args.level, args.softcap)
             for direction in args.directions:
@@ -187,9 +184,8 @@ def main(argv: list[str] | None = None) -> int:
 def compile_flex(args: argparse.Namespace, peers: dict[str, Peer]) -> None:
     if not args.compile_jobs or "flex" not in peers:
         return
-    begin, lengths = time.monotonic(), args.flex_seqlens or args.seqlens
-    found = [(name, n) for n in lengths if n in args.seqlens for name in args.masks]
-    todo = [Case(name, n, softcap=args.softcap) for name, n in found]
+    begin = time.monotonic()
+    todo = [Case(name, n, softcap=args.softcap) for n in args.seqlens for name in args.masks]
     compile_ahead(todo, (args.heads[0], args.heads[1]), widths(args), args.compile_jobs)
     print(f"flex compiled for {len(todo)} cases in {time.monotonic() - begin:.0f} s", flush=True)
 

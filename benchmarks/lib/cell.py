@@ -49,7 +49,7 @@ class Case:
     @cached_property
     def table(self) -> SliceTable:
         """One for both directions and all inputs: plans and block masks are made once."""
-        return SliceTable(self.mask.slices, self.mask.total_seqlen_q, self.mask.total_seqlen_k)
+        return SliceTable.of(self.mask)
 
     @cached_property
     def documents(self) -> Documents | None:

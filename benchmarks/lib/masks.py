@@ -118,10 +118,11 @@ def _answers(seqlen: int) -> AttnMask:
     return masks.prefix_tree([seqlen - ANSWERS * answer] + [answer] * ANSWERS, [-1] + [0] * ANSWERS)
 
 
-def _block_sparse(seqlen: int) -> AttnMask:
-    count = -(-seqlen // SPARSE_BLOCK)
-    blocks = np.random.default_rng(0).random((count, count)) < SPARSE_DENSITY
-    return masks.from_block_mask(blocks, SPARSE_BLOCK, seqlen)
+def random_blocks(seqlen: int, block: int, density: float, seed: int = 0) -> AttnMask:
+    """Square blocks, of which this share is visible."""
+    count = -(-seqlen // block)
+    blocks = np.random.default_rng(seed).random((count, count)) < density
+    return masks.from_block_mask(blocks, block, seqlen)
 
 
 MASKS: dict[str, Callable[[int], AttnMask]] = {
@@ -137,5 +138,5 @@ MASKS: dict[str, Callable[[int], AttnMask]] = {
     "shared_question": _shared_question,
     "prefix_tree": _prefix_tree,
     "answers16": _answers,
-    "block_sparse": _block_sparse,
+    "block_sparse": lambda n: random_blocks(n, SPARSE_BLOCK, SPARSE_DENSITY),
 }

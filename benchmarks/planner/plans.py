@@ -1,6 +1,6 @@
 """Time to plan, balance and rows received on packed documents; writes a dated record.
 
-    python -m benchmarks.planner.plans [--packs 20] [--quick] [--out benchmarks/records/....json]
+    python -m benchmarks.planner.plans [--packs 20] [--out benchmarks/records/....json]
 
 Every number is one core's. "own" is the number of rows of a rank: received 0.5 own means that a
 rank of 8192 rows receives 4096 rows, mean over ranks and packs. Documents are causal and packed
@@ -183,24 +183,21 @@ def measure_budget(setting: Setting, count: int, fine: int) -> dict[str, Any]:
     return row
 
 
-def run(count: int, quick: bool) -> list[dict[str, Any]]:
+def run(count: int) -> list[dict[str, Any]]:
     rows = []
     for distribution in DISTRIBUTIONS:
         for cut in (True, False):
             for cp_size in (4, 8, 64):
                 for tokens in (8192, 16384):
                     setting = Setting(distribution, cut, cp_size, tokens)
-                    if quick and (cp_size == 64 or not cut):
-                        continue
                     packs_here = count if cp_size < 64 else max(1, count // 4)
                     rows.append(measure_quality(setting, packs_here, 512))
                     show_quality(rows[-1], setting)
-        if not quick:
-            rows.append(measure_budget(Setting(distribution, True, 8, 16384), count // 2, 512))
-            for tokens, chunk_size in ((8192, 512), (49152, None)):  # 1,024 chunks; 3M tokens
-                setting = Setting(distribution, True, 64, tokens)
-                rows.append(measure_speed(setting, max(1, count // 4), chunk_size))
-                show_speed(rows[-1], setting)
+        rows.append(measure_budget(Setting(distribution, True, 8, 16384), count // 2, 512))
+        for tokens, chunk_size in ((8192, 512), (49152, None)):  # 1,024 chunks; 3M tokens
+            setting = Setting(distribution, True, 64, tokens)
+            rows.append(measure_speed(setting, max(1, count // 4), chunk_size))
+            show_speed(rows[-1], setting)
     return rows
 
 
@@ -246,10 +243,9 @@ def main() -> None:
     parser.add_argument(
         "--packs", type=at_least(1), default=20, help="sampled sequences per setting"
     )
-    parser.add_argument("--quick", action="store_true", help="cp 4 and 8, cut documents only")
     parser.add_argument("--out", type=new_file, help="record to write")
     given = parser.parse_args()
-    write_record(given.out, meta(), run(given.packs, given.quick))
+    write_record(given.out, meta(), run(given.packs))
 
 
 if __name__ == "__main__":

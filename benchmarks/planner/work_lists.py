@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.lib.masks import random_blocks
 from benchmarks.lib.options import at_least, list_of, new_file
 from benchmarks.lib.record import write_record
 from benchmarks.planner.plans import HEADS, meta, packed_causal
-from megatron_magi import masks
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.mask import AttnMask
@@ -39,16 +39,10 @@ def documents(total: int) -> AttnMask:
     return packed_causal(lengths)
 
 
-def random_blocks(total: int) -> AttnMask:
-    size = max(128, total // 512)
-    count = -(-total // size)
-    return masks.from_block_mask(np.random.default_rng(0).random((count, count)) < 0.2, size, total)
-
-
 BUILDERS: dict[str, Callable[[int], AttnMask]] = {
     "packed": documents,
     "causal": lambda total: packed_causal([total]),
-    "random_blocks": random_blocks,
+    "random_blocks": lambda total: random_blocks(total, max(128, total // 512), 0.2),
 }
 
 

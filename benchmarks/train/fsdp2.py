@@ -5,8 +5,8 @@
 The model and its sharding are those of examples/fsdp2.py, larger. The ways to attend:
   ours          the example's: megatron_magi.dist_attn, dispatched by a plan
   sdpa          torch's context_parallel around scaled_dot_product_attention (causal alone)
-  flex          FlexAttention with torch's context-parallel plan, which gathers all keys
-  flex_document, flex_ptrr: the same with its load balancer of this name
+  flex_document FlexAttention with torch's context-parallel plan, which gathers all keys, and its
+                load balancer by document
 Steps of all ways come in random order, round after round, on the same samples; the median of the
 slowest rank's times is reported. Losses of the first round must agree.
 """
@@ -42,6 +42,8 @@ SIZES = {
 }  # fmt: skip
 """Names of the example's constants."""
 SMALL = {"LAYERS": 2, "HIDDEN": 128, "HEADS": 4, "KV_HEADS": 2, "HEAD_DIM": 64, "VOCAB": 256}
+MEAN_DOCUMENT = 2048
+"""Tokens."""
 WARM_ROUNDS = 3
 DIST_ATTN = magi.dist_attn
 MOST_DIFFERENCE = 2e-3
@@ -138,15 +140,13 @@ class FlexInner(nn.Module):
 
 
 class Flex(Way):
-    """FlexAttention on all keys, with a load balancer or none."""
+    """FlexAttention on all keys, with the load balancer by document."""
 
-    def __init__(self, mesh: DeviceMesh, balance: str) -> None:
-        """``balance``: "", "document" or "ptrr"."""
+    def __init__(self, mesh: DeviceMesh) -> None:
         from torch.distributed.tensor.experimental._attention import _ContextParallel
         from torch.distributed.tensor.parallel import parallelize_module
 
         super().__init__(mesh)
-        self.balance = balance
         kind = _ContextParallel.AttentionType.FLEX
         self.inner = parallelize_module(FlexInner(), mesh, _ContextParallel(2, kind))
 
@@ -155,7 +155,6 @@ class Flex(Way):
         from torch.distributed.tensor.experimental._context_parallel._attention import (
             _create_cp_block_mask,
         )
-        from torch.nn.attention.flex_attention import create_block_mask
 
         length, world = len(sample.tokens), self.mesh.size()
         counts = torch.tensor(np.diff(sample.bounds), device=example.DEVICE)
@@ -164,16 +163,9 @@ class Flex(Way):
         def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             return (q >= k) & (document[q] == document[k])
 
-        balancer = None
-        if self.balance == "document":
-            balancer = torch_cp._PerDocumentHeadTailLoadBalancer(
-                [counts.tolist()], world, example.DEVICE
-            )
-        elif self.balance == "ptrr":
-            whole = create_block_mask(visible, 1, 1, length, length, device=example.DEVICE)
-            balancer = torch_cp._PTRRLoadBalancer(whole, world)
-        else:
-            torch_cp._cp_options.enable_load_balance = False
+        balancer = torch_cp._PerDocumentHeadTailLoadBalancer(
+            [counts.tolist()], world, example.DEVICE
+        )
         mask = _create_cp_block_mask(visible, 1, 1, length, length, self.mesh, balancer)
         parts = [x[None] for x in sample.parts]
         local = torch_cp._context_parallel_shard(self.mesh, parts, [1, 1, 1], balancer)
@@ -189,9 +181,7 @@ class Flex(Way):
 WAYS: dict[str, Callable[[DeviceMesh], Way]] = {
     "ours": Way,
     "sdpa": Sdpa,
-    "flex": lambda mesh: Flex(mesh, ""),
-    "flex_document": lambda mesh: Flex(mesh, "document"),
-    "flex_ptrr": lambda mesh: Flex(mesh, "ptrr"),
+    "flex_document": Flex,
 }
 
 
@@ -220,7 +210,7 @@ def measure(
     mask: str, names: list[str], options: argparse.Namespace, mesh: DeviceMesh
 ) -> list[dict[str, Any]]:
     """A row for every way that trains on this mask."""
-    mean = None if mask == "causal" else options.document
+    mean = None if mask == "causal" else MEAN_DOCUMENT
     names = [name for name in names if mask == "causal" or name != "sdpa"]
     torch.manual_seed(1)
     model = example.build_model(mesh)
@@ -255,7 +245,6 @@ def main() -> int:
     parser.add_argument("--ways", type=list_of(str), default=list(WAYS))
     parser.add_argument("--masks", type=list_of(str), default=["causal", "documents"])
     parser.add_argument("--length", type=at_least(256), default=32768, help="tokens of a sample")
-    parser.add_argument("--document", type=at_least(1), default=2048, help="mean length of one")
     parser.add_argument("--rounds", type=at_least(1), default=9)
     parser.add_argument("--record", type=new_file)
     parser.add_argument("--commit")

@@ -39,15 +39,15 @@ def main() -> int:
     options = parse()
     chosen = [case for name in options.groups for case in GROUPS[name]() if wanted(case, options)]
     wide = [case.name for case in chosen if case.gpus > len(options.gpus)]
-    if wide and not options.fewer:
+    if wide:
         raise UsageError(
             f"as many GPUs as the widest run needs are required, got {len(options.gpus)} for "
-            f"{', '.join(wide)}; name more (--gpus), or leave these out (--fewer)"
+            f"{', '.join(wide)}; name more (--gpus), or other runs (--only)"
         )
     queue = Queue(options)
     for name in options.groups:  # the next one begins at what this one saves
         cases = [case for case in GROUPS[name]() if wanted(case, options)]
-        code = queue.make([case for case in cases if case.name not in wide])
+        code = queue.make(cases)
         if code:
             return code
     return 0
@@ -64,7 +64,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, help="checkpoint that runs begin at")
     parser.add_argument("--gpus", type=lambda text: text.split(","), default=["0"])
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], metavar="RUNS")
-    parser.add_argument("--fewer", action="store_true", help="leave out runs of more GPUs")
     parser.add_argument("--limit-s", type=at_least(1), default=1200, help="of a run")
     words, _, more = " ".join(sys.argv[1:]).partition(" -- ")
     options = parser.parse_args(words.split())

@@ -9,7 +9,7 @@ import numpy as np
 
 from megatron_magi.compare.differences import RunCurves
 from megatron_magi.viz.curves_figure import smoothed
-from megatron_magi.viz.style import INK, MUTED, new_figure, plain_panel, rank_colors, title
+from megatron_magi.viz.style import INK, MUTED, new_figure, plain_panel, rank_colors
 
 BROKEN = (0, (4, 2))
 SHOWN = 1.5
@@ -34,8 +34,8 @@ def two_groups_figure(
         gaps.plot(steps, gap, **style)
         widest = widest if run in controls else max(widest, float(np.abs(gap).max()))
     gaps.set_ylim(-SHOWN * widest, SHOWN * widest)
-    _finish(losses, "training loss", "nats per token")
-    _finish(gaps, "difference from the mean of stock's runs, smoothed", "%")
+    plain_panel(losses, "training loss", "nats per token")
+    plain_panel(gaps, "difference from the mean of stock's runs, smoothed", "%")
     losses.legend(frameon=False, labelcolor=INK, fontsize=9)
     gaps.set_xlabel("step", color=MUTED)
     return figure
@@ -49,9 +49,3 @@ def _styles(
     broken = [{"color": c, "linewidth": 1.4, "linestyle": BROKEN} for c in colors[len(stock) :]]
     red = [{"color": "#cc2222", "linewidth": 1.4, "linestyle": ":"}] * len(controls)
     return [*zip([*stock, *magi, *controls], [*solid, *broken, *red], strict=True)]
-
-
-def _finish(axes: Any, heading: str, unit: str) -> None:
-    title(axes, heading)
-    axes.set_ylabel(unit, color=MUTED)
-    plain_panel(axes)

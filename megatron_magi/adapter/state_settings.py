@@ -29,9 +29,7 @@ def _mamba(settings: Any) -> Iterator[str]:
             "no documents; leave --disable-mamba-mem-eff-path out"
         )
     head_dim = getattr(settings, "mamba_head_dim", None) or 64
-    hidden_size = (
-        getattr(settings, "hidden_size", None) or 0
-    )  # of arguments whose checkpoint brings it along
+    hidden_size = getattr(settings, "hidden_size", None) or 0  # None: a checkpoint brings it along
     heads = getattr(settings, "mamba_num_heads", None) or 2 * hidden_size // head_dim
     yield from _shared_out(settings, "mamba_num_heads", heads)
     tp_size, cp_size = settings.tensor_model_parallel_size, settings.context_parallel_size

@@ -71,10 +71,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     try:
         attention = _attention(read, accepted.gpus)
-    except (
-        ValueError,
-        NotImplementedError,
-    ) as error:  # the planner's, with which the job would end
+    except (ValueError, NotImplementedError) as error:  # the planner's: the job would end with it
         return _refuse(preflight.JobRejected([str(error)]), options)
     if options.json:
         print(json.dumps({"accepted": True, **asdict(accepted), "attention": attention}))

@@ -104,12 +104,8 @@ def read_errors(run: Path) -> list[GradientError]:
         return [_error_of(row) for row in _rows_of(path)]
     except RunError:
         raise
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as error:  # no such column, a cut line or no number
+    # No such column, a cut line or no number.
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunError(
             f"{ERRORS} must have the columns and numbers that a comparison writes, got {error!r} "
             f"in {path}; remove it, and compare where the gradients are"

@@ -62,11 +62,7 @@ def _read_steps_file(folder: Path) -> RunCurves:
     try:
         run = _curves(folder.name, rows)
         iterations = [int(r["iteration"]) for r in rows]
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as error:  # no such column, a cut line or no number
+    except (KeyError, TypeError, ValueError) as error:  # no such column, a cut line or no number
         raise RunError(
             f"a steps.csv must have the columns and numbers of a run, got {error!r} "
             f"in {path}; write it again"

@@ -62,8 +62,6 @@ class StepStats:
     """Milliseconds that the main thread spends on plans; almost 0 if they were made ahead."""
     has_label: bool | None = None
     """True if a sample of this replica had a token that counts; None if none came over the host."""
-    num_made_here: int = 0
-    """Plans that the main thread made, because they were neither remembered nor made ahead."""
 
     def means(self) -> dict[str, float]:
         """By the names that Megatron's log and TensorBoard show."""
@@ -195,7 +193,6 @@ class LauncherState:
         packed = self._recent.pop(key, None) or self._ahead.take(key)
         if packed is None:
             packed = self._make(bounds, mask)
-            self.stats.num_made_here += 1
         self._recent[key] = packed
         if len(self._recent) > NUM_RECENT:
             del self._recent[next(iter(self._recent))]

@@ -10,7 +10,7 @@ import numpy as np
 
 from megatron_magi.compare.differences import Comparison, Curve
 from megatron_magi.compare.noise_gates import Judged
-from megatron_magi.viz.style import INK, MUTED, new_figure, plain_panel, rank_colors, title
+from megatron_magi.viz.style import INK, MUTED, new_figure, plain_panel, rank_colors
 
 FLOOR = 1e-9
 """Smaller differences are drawn here: a logarithmic axis has no zero."""
@@ -55,8 +55,7 @@ def curves_figure(comparisons: list[Comparison]) -> Any:
         (loss_gap, "|loss / baseline - 1|"),
         (norm_gap, "|grad norm / baseline - 1|"),
     ):
-        title(axes, text)
-        plain_panel(axes)
+        plain_panel(axes, text)
     return figure
 
 
@@ -85,8 +84,8 @@ def noise_figure(runs: list[Judged], controls: list[Judged]) -> Any:
     _draw_lines(loss, [baseline, *losses])
     _scale(gap, _draw_band(gap, longest), gaps)
     _draw_lines(gap, gaps)
-    _finish(loss, "lm loss", "nats per token")
-    _finish(gap, "loss / baseline - 1, smoothed, beside the noise run's", "%")
+    plain_panel(loss, "lm loss", "nats per token")
+    plain_panel(gap, "loss / baseline - 1, smoothed, beside the noise run's", "%")
     gap.set_xlabel("step", color=MUTED)
     return figure
 
@@ -172,9 +171,3 @@ def _label(lines: list[_Line], axes: Any, end: float) -> None:
 
 def _steps(judged: Judged) -> Curve:
     return np.arange(len(judged.difference), dtype=np.float64) + judged.run.first_iteration
-
-
-def _finish(axes: Any, heading: str, unit: str) -> None:
-    title(axes, heading)
-    axes.set_ylabel(unit, color=MUTED)
-    plain_panel(axes)

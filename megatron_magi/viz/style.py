@@ -56,8 +56,11 @@ def title(axes: Any, text: str) -> None:
     axes.set_title(text, loc="left", color=INK, fontweight="bold", fontsize=11)
 
 
-def plain_panel(axes: Any) -> None:
-    """No frame above and at the right; pale lines across."""
+def plain_panel(axes: Any, heading: str, unit: str | None = None) -> None:
+    """A heading, pale lines across, no frame above and at the right; ``unit``: of the y axis."""
+    title(axes, heading)
+    if unit is not None:
+        axes.set_ylabel(unit, color=MUTED)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)

@@ -55,6 +55,6 @@ PLANNING = [
         "predict_times",
         planning.predict_times,
         {"plan": PLAN},
-        {"plan": kind.PLAN, "costs": kind.config("CostTable")},
+        {"plan": kind.PLAN},
     ),
 ]

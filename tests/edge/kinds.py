@@ -104,6 +104,5 @@ ROWS = everything("integers", [[0, 1.5]], [[0, True]], "abc", RAGGED, [["0", "4"
 RANGE = everything("pair", 3, (1, 2, 3), {}, None).also(
     ((0, 1.5), "integer"), ("ab", "pair"), ((5, 2), "start <= end")
 )
-ONE_RANGE = everything("must be an AttnRange", 3, (0, 1), "ab", None)
 RANGES = everything("must be an AttnRanges", 3, [[0, 1]], "ab", np.zeros((1, 2), int), None)
 TYPE = everything("mask", 3, "casual", [3], None, NAN)

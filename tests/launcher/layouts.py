@@ -105,7 +105,7 @@ def version_of(checkout: Path) -> tuple[int, int]:
 
 
 def values(result: Flags) -> Flags:
-    """What a rank that has losses returned; the last stage's where there are several."""
+    """What the ranks that have losses returned; the last stage's where there are several."""
     assert "error" not in result, result["error"]
     return [each for each in result["values"] if each["loss"]][-1]
 

@@ -10,16 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.launcher.layouts import MLA, version_of
+from tests.launcher.layouts import CP2, JOBS, MAGI, MLA, job, values, version_of
 from tests.megatron_worker import run_jobs_of
 
-JOBS = Path(__file__).parent / "launcher_jobs.py"
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
 TIMEOUT_S = 290
 RELATIVE = {"loss": 1e-6, "grad_norm": 5e-6}
 
-MAGI = {"attention-backend": "magi"}
-CP2 = {**MAGI, "context-parallel-size": 2}
 PP2 = {**MAGI, "pipeline-model-parallel-size": 2, "hybrid-layer-pattern": "*-|*E"}
 # Half of the vocabulary's padding on twice the ranks is the same vocabulary.
 TP2_SP_CP2 = {
@@ -40,16 +37,6 @@ HYBRID = {
 
 LATENT_LAYERS = {**MLA, "hybrid-layer-pattern": "+-+E"}
 LATENT_PP2 = {"pipeline-model-parallel-size": 2, "hybrid-layer-pattern": "+-+|E", **MAGI}
-
-
-def job(name: str, script: Path, *flags: dict[str, Any]) -> dict[str, Any]:
-    given = {name: value for each in flags for name, value in each.items()}
-    world = 1
-    for size in ("context-parallel-size", "pipeline-model-parallel-size"):
-        world *= given.get(size, 1)
-    world *= given.get("tensor-model-parallel-size", 1)
-    kwargs = {"script": str(script), "flags": given}
-    return {"name": name, "function": "pretrain", "kwargs": kwargs, "world": world}
 
 
 def engine_hybrid() -> dict[str, Any]:
@@ -101,12 +88,6 @@ def engine(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) ->
     ]
     folder = tmp_path_factory.mktemp("engine")
     return run_jobs_of(JOBS, jobs, folder, TIMEOUT_S, (STAND_INS, megatron_checkout))
-
-
-def values(result: dict[str, Any]) -> dict[str, Any]:
-    """What the ranks that have losses returned; the last stage's where there are several."""
-    assert "error" not in result, result["error"]
-    return [each for each in result["values"] if each["loss"]][-1]
 
 
 def assert_equal(got: dict[str, Any], wanted: dict[str, Any]) -> None:

@@ -33,6 +33,7 @@ from tests.launcher.one_rank import launch_of
 pytestmark = pytest.mark.usefixtures("alone")
 
 LENGTH = 12
+Threads = list[threading.Thread]
 
 
 def sample(*bounds: int) -> dict[str, Any]:
@@ -63,6 +64,19 @@ class Replayed:
 @pytest.fixture
 def launch() -> LauncherState:
     return launch_of(LENGTH, dataloader_inter_document_masking=True)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
+    """The thread of every plan that is made."""
+    made_by, make = [], launch_module.make_packed_seq_params
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        made_by.append(threading.current_thread())
+        return make(*args, **kwargs)
+
+    monkeypatch.setattr(launch_module, "make_packed_seq_params", noted)
+    return made_by
 
 
 @pytest.mark.parametrize("place", [None, 0, ONE_THREAD, 2 * ONE_THREAD + 1])
@@ -113,26 +127,18 @@ def documents_of(packed: Any) -> list[int]:
     return [*starts, LENGTH]
 
 
-def test_plans_are_ready_when_their_microbatch_comes(launch: LauncherState) -> None:
+def test_plans_are_ready_when_their_microbatch_comes(
+    launch: LauncherState, threads: Threads
+) -> None:
     iterator = hooked(launch)(iter(stream(6)))
     for i in range(6):
         assert forward(launch, iterator) == [0, i + 1, LENGTH]
-    assert launch.stats.num_plans == 6 and launch.stats.num_made_here == 0
+    assert launch.stats.num_plans == 6 and threading.main_thread() not in threads
     with pytest.raises(StopIteration):
         forward(launch, iterator)
 
 
-def test_plans_are_made_in_another_thread(
-    launch: LauncherState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads = []
-    make = launch_module.make_packed_seq_params
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        threads.append(threading.current_thread())
-        return make(*args, **kwargs)
-
-    monkeypatch.setattr(launch_module, "make_packed_seq_params", noted)
+def test_plans_are_made_in_another_thread(launch: LauncherState, threads: Threads) -> None:
     iterator = hooked(launch)(iter(stream(4)))
     for _ in range(4):
         forward(launch, iterator)
@@ -140,30 +146,32 @@ def test_plans_are_made_in_another_thread(
     assert len(set(threads)) == 1
 
 
-def test_validation_between_training_steps(launch: LauncherState) -> None:
+def test_validation_between_training_steps(launch: LauncherState, threads: Threads) -> None:
     training, validation = (hooked(launch)(iter(stream(8))) for _ in range(2))
     order = [training] * 3 + [validation] * 2 + [training] * 2 + [validation]
     places = [0, 1, 2, 0, 1, 3, 4, 2]
     for iterator, place in zip(order, places, strict=True):
         assert forward(launch, iterator) == [0, place + 1, LENGTH]
-    assert launch.stats.num_made_here == 0
+    assert threading.main_thread() not in threads
 
 
-def test_a_replayed_step_has_its_plans_again(launch: LauncherState) -> None:
+def test_a_replayed_step_has_its_plans_again(launch: LauncherState, threads: Threads) -> None:
     iterator = hooked(launch)(iter(stream(6)))
     first = [forward(launch, iterator) for _ in range(3)]
     iterator.place = 0
     assert [forward(launch, iterator) for _ in range(3)] == first
     iterator.place = None
     assert forward(launch, iterator) == [0, 4, LENGTH]
-    assert launch.stats.num_made_here == 0
+    assert threading.main_thread() not in threads
 
 
-def test_virtual_stages_have_iterators_of_their_own(launch: LauncherState) -> None:
+def test_virtual_stages_have_iterators_of_their_own(
+    launch: LauncherState, threads: Threads
+) -> None:
     first, second = (hooked(launch)(iter(stream(4))) for _ in range(2))
     for chunk in (first, first, second, second, first, second):
         forward(launch, chunk)
-    assert launch.stats.num_plans == 6 and launch.stats.num_made_here == 0
+    assert launch.stats.num_plans == 6 and threading.main_thread() not in threads
 
 
 def test_an_error_of_planning_comes_at_its_microbatch(
@@ -185,7 +193,9 @@ def test_an_error_of_planning_comes_at_its_microbatch(
     assert forward(launch, iterator) == [0, 4, LENGTH]
 
 
-def test_a_middle_stage_has_the_boundaries_of_its_sample(launch: LauncherState) -> None:
+def test_a_middle_stage_has_the_boundaries_of_its_sample(
+    launch: LauncherState, threads: Threads
+) -> None:
     """It draws the sample itself where Megatron does not, as with --reset-attention-mask."""
     iterator = hooked(launch)(iter(stream(4)))
     for i, stock in enumerate((None, "Megatron has drawn it")):
@@ -194,7 +204,7 @@ def test_a_middle_stage_has_the_boundaries_of_its_sample(launch: LauncherState) 
             next(iterator)
         for _ in range(2):  # asked twice, drawn once
             assert documents_of(_plan_of_middle_stage(launch, None)) == [0, i + 1, LENGTH]
-    assert launch.stats.num_made_here == 0
+    assert threading.main_thread() not in threads
 
 
 def test_a_middle_stage_without_samples_is_an_error() -> None:

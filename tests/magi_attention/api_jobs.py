@@ -14,7 +14,7 @@ from megatron_magi import magi_attention as api
 from tests.dense import NAMES, assert_as_good_as_dense, dense_attention, dense_largest, random_qkv
 from tests.magi_attention.test_kernel_call import sink_attention
 from tests.magi_attention.typed_masks import count_cells, random_typed
-from tests.process_pool import subgroup
+from tests.process_pool import on_subgroup, subgroup
 
 HEADS = (4, 2, 8)
 """Query heads, key/value heads, head_dim."""
@@ -41,10 +41,8 @@ def check(ours: dict[str, Tensor], mask: AttnMask, q: Any, k: Any, v: Any, dout:
     assert_as_good_as_dense(ours, (q, k, v, dout), mask, torch.float64)
 
 
-def random_types(rank: int, cp_size: int, seeds: list[int]) -> None:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
+@on_subgroup
+def random_types(rank: int, group: Any, seeds: list[int]) -> None:
     for seed in seeds:
         length = 1 + seed % 23
         typed = random_typed(seed, length)
@@ -57,7 +55,7 @@ def random_types(rank: int, cp_size: int, seeds: list[int]) -> None:
         try:
             check(attend(key, key, (q, k, v), dout), mask, q, k, v, dout)
         except AssertionError as error:
-            raise AssertionError(f"seed {seed}, cp {cp_size}: {error}") from error
+            raise AssertionError(f"seed {seed}, cp {group.size()}: {error}") from error
 
 
 class TinyAttention(torch.nn.Module):
@@ -74,11 +72,9 @@ class TinyAttention(torch.nn.Module):
         return [(x @ p.T).unflatten(-1, (-1, 8)) for p in (self.q, self.k, self.v)]
 
 
-def train_step(rank: int, cp_size: int, use_flex: bool) -> None:
+@on_subgroup
+def train_step(rank: int, group: Any, use_flex: bool) -> None:
     """varlen or flex key -> dispatch -> projections -> calc_attn -> undispatch -> loss."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     cu_seqlens = torch.tensor([0, 11, 30, 53], dtype=torch.int32)
     total = int(cu_seqlens[-1])
     if use_flex:
@@ -94,7 +90,7 @@ def train_step(rank: int, cp_size: int, use_flex: bool) -> None:
             head_dim=8, pad_size=0, cp_group_or_mesh=group, causal=True,
             dist_attn_config=config(2, chunk_size=4),
         )  # fmt: skip
-        assert key.chunk_size == 4 and key.pad_size == -total % (4 * cp_size)
+        assert key.chunk_size == 4 and key.pad_size == -total % (4 * group.size())
     generator = torch.Generator().manual_seed(1)
     x, target = (torch.randn(total, n, generator=generator, dtype=torch.float64) for n in (16, 32))
 
@@ -114,11 +110,9 @@ def train_step(rank: int, cp_size: int, use_flex: bool) -> None:
         torch.testing.assert_close(p.grad, twin.grad, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def second_mask(rank: int, cp_size: int) -> None:
+@on_subgroup
+def second_mask(rank: int, group: Any) -> None:
     """Full causal layers and sliding-window layers on one dispatch, by both kinds of key."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     cu_seqlens = [0, 40, 64]
     first = api.magi_attn_varlen_key(cu_seqlens, cu_seqlens, *HEADS, 0, group, causal=True)
     window = api.make_varlen_key_for_new_mask_after_dispatch(
@@ -140,11 +134,9 @@ def second_mask(rank: int, cp_size: int) -> None:
         check(attend(first, key, (q, k, v), dout), mask, q, k, v, dout)
 
 
-def multi_token_prediction(rank: int, cp_size: int) -> None:
+@on_subgroup
+def multi_token_prediction(rank: int, group: Any) -> None:
     """Labels of the n-th next token are rolled, never gathered."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     tokens = torch.arange(100, 137)
     key = api.magi_attn_varlen_key([0, 20, 37], [0, 20, 37], *HEADS, 0, group, causal=True)
     local = api.dispatch(tokens, key, pad_value=-1)
@@ -166,11 +158,9 @@ def multi_token_prediction(rank: int, cp_size: int) -> None:
     assert torch.equal(api.undispatch(grad.T, key), torch.roll(weight, -5, 0))
 
 
-def replicated_sink(rank: int, cp_size: int) -> None:
+@on_subgroup
+def replicated_sink(rank: int, group: Any) -> None:
     """A rank's sink gradient is its rows' share; the sum over ranks is the gradient."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     mask = masks.from_cu_seqlens([0, 9, 31])
     q, k, v, dout = random_qkv(mask, *HEADS, torch.float64, 8)
     sink = torch.linspace(-1, 2, 8, dtype=torch.float64).view(2, 4).requires_grad_()
@@ -185,11 +175,9 @@ def replicated_sink(rank: int, cp_size: int) -> None:
     torch.testing.assert_close(got, want)
 
 
-def max_logits(rank: int, cp_size: int, degree: int | None) -> None:
+@on_subgroup
+def max_logits(rank: int, group: Any, degree: int | None) -> None:
     """Of the whole sequence, the same on every rank."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     for cu_seqlens, mask in (
         ([0, 9, 31], masks.from_cu_seqlens([0, 9, 31])),
         ([0, 0, 3], masks.causal(3)),
@@ -222,10 +210,8 @@ def meshes(rank: int, _: int) -> None:
         api.magi_attn_varlen_key([0, 29], [0, 29], *HEADS, 0, one)
 
 
-def old_dispatch_calls(rank: int, cp_size: int) -> None:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
+@on_subgroup
+def old_dispatch_calls(rank: int, group: Any) -> None:
     x = torch.arange(24.0).view(12, 2)
     ranges = api.AttnRanges.from_ranges([[0, 12]])
     local, key = api.magi_attn_varlen_dispatch(

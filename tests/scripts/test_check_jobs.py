@@ -21,8 +21,6 @@ from published_jobs.table import SETS, Row, counts, table
 
 from megatron_magi.launcher.megatron_flags import RaisingParser
 
-LAUNCHER = Path(__file__).parents[2] / "megatron_magi" / "launcher"
-
 GOOD = "MODEL_ARGS:\n  --num-layers: 4\n  --bf16: true\n  --attention-backend: flash\n"
 
 TESTS = {

@@ -170,14 +170,6 @@ def test_only_a_tolerance_is_scaled_by_what_it_is_above_one() -> None:
     assert fit_schedule.scaled("step_192_128_128", 1.05, 2.0) == pytest.approx(2.1)
 
 
-def test_what_costs_nothing_may_go_and_what_is_not_reached_stays() -> None:
-    rows = [row_of("full", n, (64, 8, 128), False) for n in (2048, 4096, 8192, 16384)]
-    cells = [cell_with({"heads_penalty": 0.0}, row) for row in rows]
-    gone = [row.name for row in fit_schedule.eliminated(cells)]
-    assert "heads_penalty" in gone
-    assert not {"scattered_penalty", "lag", "wide_lag"} & set(gone)
-
-
 @pytest.mark.parametrize("choice", [fit_schedule.FORWARD, fit_schedule.BACKWARD])
 def test_every_cost_is_asked_for_or_has_a_reason(choice: fit_schedule.Choice) -> None:
     asked = {*choice.neutral, *choice.others}

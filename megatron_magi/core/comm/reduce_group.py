@@ -86,8 +86,8 @@ def reduce_group(
 
 
 def share_communicator(parent: dist.ProcessGroup) -> None:
-    """Let reduces of a group use its own communicator: for measurements, and where Megatron aborts
-    communicators itself (in-process restart). Every rank calls it before the first backward."""
+    """Let reduces of a group use its own communicator, because Megatron aborts communicators itself
+    (in-process restart). Every rank calls it before the first backward."""
     _opened[parent] = {"cpu": None, "cuda": None}
 
 

@@ -41,6 +41,11 @@ class SliceTable:
     """Prepared calls on these slices, by their key, on one device or in a stage of
     many. It must not refer to the table, or both would outlive their last user."""
 
+    @classmethod
+    def of(cls, mask: AttnMask) -> SliceTable:
+        """A table of all cells of a mask."""
+        return cls(mask.slices, mask.total_seqlen_q, mask.total_seqlen_k)
+
     @cached_property
     def covered_rows(self) -> IntArray:
         """int32 [n, 2], ascending: query rows that some slice covers."""
@@ -120,7 +125,7 @@ def _from_content(slices: IntArray, num_q: int, num_k: int) -> SliceTable:
 @lru_cache(maxsize=256)
 def _from_bytes(content: bytes, num_q: int, num_k: int) -> SliceTable:
     slices = np.frombuffer(content, np.int32).reshape(-1, 6)
-    return SliceTable(AttnMask(slices, num_q, num_k).slices, num_q, num_k)
+    return SliceTable.of(AttnMask(slices, num_q, num_k))
 
 
 def slices_tensor(mask: AttnMask) -> Tensor:

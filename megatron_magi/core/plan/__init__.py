@@ -7,8 +7,8 @@ from megatron_magi.core.plan.limits import PlanSizeError
 from megatron_magi.core.plan.make_plan import make_attn_plan
 from megatron_magi.core.plan.node_cast_plan import NodeCastPlan
 from megatron_magi.core.plan.rank_plan import RankPlan, StagePlan, most_buffered_rows
-from megatron_magi.core.plan.shift_plan import ShiftPlan, make_shift_plan
-from megatron_magi.core.plan.stage_times import StageTimes, predict_times
+from megatron_magi.core.plan.shift_plan import make_shift_plan
+from megatron_magi.core.plan.stage_times import predict_times
 from megatron_magi.core.plan.token_layout import TokenLayout, contiguous_layout, num_local_tokens
 
 __all__ = [
@@ -18,9 +18,7 @@ __all__ = [
     "NodeCastPlan",
     "PlanSizeError",
     "RankPlan",
-    "ShiftPlan",
     "StagePlan",
-    "StageTimes",
     "TokenLayout",
     "contiguous_layout",
     "make_attn_plan",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from megatron_magi.config import CostTable
 from megatron_magi.core.plan.attn_plan import FORWARD_MODES, AttnPlan, check_plan
 from megatron_magi.core.plan.stage_costs import stage_costs
 
@@ -43,18 +42,14 @@ class StageTimes:
         return float(waiting / receiving) if receiving else 0.0
 
 
-def predict_times(plan: AttnPlan, costs: CostTable | None = None) -> StageTimes:
+def predict_times(plan: AttnPlan) -> StageTimes:
     """The planner's own prediction for the plan's degree and mode; see csrc/planner/stages.h.
-
-    Args:
-        costs: another cost table than the plan's; None: the plan's.
 
     Raises:
         TypeError: no plan.
     """
     check_plan(plan)
-    config = plan.config if costs is None else replace(plan.config, costs=costs)
-    stage = stage_costs(plan.head_shape, config, plan.layout.num_local_tokens)
+    stage = stage_costs(plan.head_shape, plan.config, plan.layout.num_local_tokens)
     native = plan.layout.native
     rows = native.rows_on_link(plan.transfers, stage, plan.ranks_per_node)
     work = native.rank_work(

@@ -72,14 +72,13 @@ def test_other_results_are_named() -> None:
 
 @pytest.mark.slow
 def test_one_communicator_and_two_agree(tmp_path: Path) -> None:
-    impls = ["all_to_all", "all_to_all4", "all_to_all4_one", "all_to_all4_behind",
-             "keep_received_keys"]  # fmt: skip
+    impls = ["all_to_all", "all_to_all4", "keep_received_keys"]
     given = ["--masks", "causal", "--impls", ",".join(impls), "--rounds", "1"]
     record = run(tmp_path, "--tokens", "384", "--heads", "4,2", *given, "--max-connections", "1")
     assert record["meta"]["max_connections"] == "1"
     degrees = {row["impl"]: row["overlap_degree"] for row in record["rows"]}
     assert set(degrees) == set(impls)
-    assert [degrees[impl] for impl in impls[1:4]] == [4, 4, 4]
+    assert degrees["all_to_all4"] == 4
 
 
 @pytest.mark.parametrize("option", ["--masks", "--impls"])

@@ -76,7 +76,7 @@ def test_what_its_functions_do_not_express_is_refused(
 def sequences(mask: AttnMask, left: int = -1) -> object:
     from benchmarks.distributed.sequences import Sequences
 
-    return Sequences.of(SliceTable(mask.slices, mask.total_seqlen_q, mask.total_seqlen_k), left)
+    return Sequences.of(SliceTable.of(mask), left)
 
 
 def test_documents_are_one_call_without_counts() -> None:

@@ -76,7 +76,7 @@ def test_a_rank_computes_the_dense_answer(name: str) -> None:
             continue
         q, k, v, dout = random_qkv(part, 16, 2, 128, torch.bfloat16, len(name), "cuda")
         q, k, v = (x.detach() for x in (q, k, v))
-        table = SliceTable(part.slices, part.total_seqlen_q, part.total_seqlen_k)
+        table = SliceTable.of(part)
         call = AttnCall(q, k, v, table, 128**-0.5)
         out, lse = kernel.forward(call)
         dout[~lse.isfinite()] = 0

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.core.runtime import node_jobs as jobs
+from tests.core.runtime.runtime_jobs import named_mask, random_masks, staged
 from tests.process_pool import pool
 
 WORLD = 8
@@ -15,8 +16,9 @@ WORLD = 8
 @pytest.mark.parametrize("degree", [0, 1, 3, None, "local_first", "at_once"])
 @pytest.mark.parametrize("cp_size, per_node", [(4, 2), (8, 4), (6, 2)])
 def test_any_legal_mask(cp_size: int, per_node: int, degree: int | str | None) -> None:
+    config = staged(degree, ranks_per_node=per_node)
     first = 1000 * cp_size + 100 * (degree if isinstance(degree, int) else 7)
-    pool(WORLD).run(jobs.random_masks, cp_size, per_node, list(range(first, first + 8)), degree)
+    pool(WORLD).run(random_masks, cp_size, config, list(range(first, first + 8)))
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,8 @@ def test_any_legal_mask(cp_size: int, per_node: int, degree: int | str | None) -
 )
 @pytest.mark.parametrize("name", ["causal", "packed", "shared question"])
 def test_named_masks(name: str, dtype: torch.dtype, in_fp32: bool) -> None:
-    pool(WORLD).run(jobs.named_mask, 8, 4, name, dtype, in_fp32)
+    config = staged(2, ranks_per_node=4, dkv_reduce_in_fp32=in_fp32)
+    pool(WORLD).run(named_mask, 8, config, name, dtype)
 
 
 @pytest.mark.parametrize("degree", [2, "at_once", "local_first"])

@@ -158,7 +158,3 @@ def check(case: Case, mask: AttnMask, seed: int, chosen: list[Variant] | None = 
 
 def backend() -> HopperBackend:
     return HopperBackend(torch.device("cuda"), BF16)
-
-
-def table_of(mask: AttnMask) -> SliceTable:
-    return SliceTable(mask.slices, mask.total_seqlen_q, mask.total_seqlen_k)

@@ -60,10 +60,6 @@ def _inputs(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     )
 
 
-def _table(mask: AttnMask) -> SliceTable:
-    return SliceTable(mask.slices, mask.total_seqlen_q, mask.total_seqlen_k)
-
-
 @dataclass
 class Run:
     """One case: what the fp64 reference says, and the arguments of the kernel."""
@@ -75,7 +71,7 @@ class Run:
     def __post_init__(self) -> None:
         q, k, v, dout = self.inputs or _inputs(self.case)
         self.scale = self.case.scale or self.case.head_dim**-0.5
-        table, reference = _table(self.case.mask), ReferenceBackend()
+        table, reference = SliceTable.of(self.case.mask), ReferenceBackend()
         wide = [x.double() for x in (q, k, v, dout)]
         exact = AttnCall(*wide[:3], table, self.scale, softcap=self.case.softcap)
         out, lse = reference.forward(exact)

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from megatron_magi import masks
+from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.native import solver
 from tests.core.kernel.cuda_bwd_cases import Case, docs
 from tests.core.kernel.test_cuda_bwd import HOPPER, Run
 from tests.core.kernel.test_cuda_bwd import _backward as backward_of
-from tests.core.kernel.test_cuda_bwd import _table as table_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")]
 
@@ -46,7 +46,7 @@ def _scheduled(run: Run, schedule: Schedule) -> Run:
     from megatron_magi.core.kernel.hopper.choice import scratch_at, upload_backward
     from megatron_magi.core.kernel.hopper.launch_values import HeadsKey
 
-    key, table = HeadsKey.of(run.call), table_of(run.case.mask)
+    key, table = HeadsKey.of(run.call), SliceTable.of(run.case.mask)
     work = solver.choose_bwd(
         table.slices,
         table.num_q,

@@ -25,7 +25,6 @@ from tests.core.kernel.cuda_forward_cases import (
     check,
     draw,
     run_variant,
-    table_of,
     variants,
 )
 from tests.dense import assert_as_good, dense_attention, dense_largest, random_mask
@@ -106,7 +105,7 @@ def test_blocks_with_several_items(widths: tuple[int, int]) -> None:
 def test_two_runs_give_equal_bits(widths: tuple[int, int]) -> None:
     mask = masks.from_cu_seqlens([0, 900, 1000, 4000])
     q, k, v = draw(Case("", (16, 2), *widths), mask, 1)
-    runs = [backend().forward(AttnCall(q, k, v, table_of(mask), 0.1)) for _ in range(3)]
+    runs = [backend().forward(AttnCall(q, k, v, SliceTable.of(mask), 0.1)) for _ in range(3)]
     for out, lse in runs[1:]:
         assert torch.equal(out, runs[0][0]) and torch.equal(lse, runs[0][1])
 
@@ -114,7 +113,7 @@ def test_two_runs_give_equal_bits(widths: tuple[int, int]) -> None:
 def test_two_streams_at_once() -> None:
     mask = masks.causal(3000)
     q, k, v = draw(Case("", (16, 2)), mask, 2)
-    table, kernel = table_of(mask), backend()
+    table, kernel = SliceTable.of(mask), backend()
     want, _ = kernel.forward(AttnCall(q, k, v, table, 0.1))
     streams = [torch.cuda.Stream() for _ in range(3)]
     outs = []
@@ -136,7 +135,7 @@ def test_few_rows_with_many_keys_are_split(out_dtype: torch.dtype | None) -> Non
         total_seqlen_q=410,
         total_seqlen_k=80_000,
     )
-    case, table = Case("", (2, 1)), table_of(mask)
+    case, table = Case("", (2, 1)), SliceTable.of(mask)
     q, k, v = draw(case, mask, 6)
     work = choice.chosen_forward(table, HeadsKey(2, 1, 128, 128, q.device))
     assert work.num_parts > 1
@@ -185,7 +184,7 @@ def test_many_tokens_need_64_bit_offsets() -> None:
     mask = masks.sliding_window(tokens, (100, 0))
     q = torch.randn(tokens, 128, 128, device="cuda", dtype=BF16)
     k, v = (torch.randn(tokens, 1, 128, device="cuda", dtype=BF16) for _ in range(2))
-    out, lse = backend().forward(AttnCall(q, k, v, table_of(mask), 0.088))
+    out, lse = backend().forward(AttnCall(q, k, v, SliceTable.of(mask), 0.088))
     tail = slice(tokens - 300, tokens)
     sub = masks.sliding_window(300, (100, 0))
     want, want_lse = dense_attention(
@@ -198,7 +197,7 @@ def test_many_tokens_need_64_bit_offsets() -> None:
 def test_large_scores_do_not_overflow() -> None:
     mask = masks.causal(400)
     q, k, v = (40 * x for x in draw(Case("", (2, 2)), mask, 3))
-    out, lse = backend().forward(AttnCall(q, k, v, table_of(mask), 1.0))
+    out, lse = backend().forward(AttnCall(q, k, v, SliceTable.of(mask), 1.0))
     want, want_lse = dense_attention(q.double(), k.double(), v.double(), mask, 1.0)
     assert (lse - want_lse).abs().max() < 1e-5 * want_lse.abs().max()
     assert (out.double() - want).abs().max() < 0.02 * want.abs().max()

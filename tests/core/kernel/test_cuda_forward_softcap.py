@@ -11,6 +11,7 @@ import torch
 
 from megatron_magi import masks
 from megatron_magi.core.kernel.backend import AttnCall
+from megatron_magi.core.kernel.slice_table import SliceTable
 from tests.core.kernel.cuda_forward_cases import (
     BF16,
     FP16,
@@ -21,7 +22,6 @@ from tests.core.kernel.cuda_forward_cases import (
     backend,
     check,
     draw,
-    table_of,
 )
 
 hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -66,7 +66,7 @@ def test_rows_whose_logits_are_all_at_the_cap(head_dim: int, softcap: float, sig
     mask, case = masks.causal(3000), Case("", (16, 2), head_dim, softcap=softcap)
     q, k, v = draw(case, mask, 7)
     q, k, v = sign * (100 + q), 10 + k, 1e4 * v
-    table, scale = table_of(mask), head_dim**-0.5
+    table, scale = SliceTable.of(mask), head_dim**-0.5
     most = torch.full((16,), -torch.inf, device="cuda")
     out, lse = backend().forward(AttnCall(q, k, v, table, scale, most, softcap))
     rows = torch.arange(1, 3001, device="cuda", dtype=torch.float64)[:, None]
@@ -98,7 +98,8 @@ def test_nan_stays_in_its_row(widths: tuple[int, int], softcap: float) -> None:
     bad = q.clone()
     bad[50, 1, 3] = torch.nan
     runs = [
-        backend().forward(AttnCall(x, k, v, table_of(mask), 0.1, softcap=softcap)) for x in (q, bad)
+        backend().forward(AttnCall(x, k, v, SliceTable.of(mask), 0.1, softcap=softcap))
+        for x in (q, bad)
     ]
     for good, x in zip(*runs, strict=True):
         assert x[50, 1].isnan().all()
@@ -110,7 +111,7 @@ def test_nan_stays_in_its_row(widths: tuple[int, int], softcap: float) -> None:
 def test_two_runs_give_equal_bits(widths: tuple[int, int]) -> None:
     mask = masks.from_cu_seqlens([0, 900, 1000, 4000])
     q, k, v = draw(Case("", (16, 2), *widths, magnitude=8.0), mask, 1)
-    call = AttnCall(q, k, v, table_of(mask), 0.1, softcap=30.0)
+    call = AttnCall(q, k, v, SliceTable.of(mask), 0.1, softcap=30.0)
     runs = [backend().forward(call) for _ in range(3)]
     for out, lse in runs[1:]:
         assert torch.equal(out, runs[0][0]) and torch.equal(lse, runs[0][1])

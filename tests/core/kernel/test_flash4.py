@@ -14,10 +14,11 @@ from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.flash4 import Flash4Backend
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.reference import ReferenceBackend
+from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.mask import AttnMask
 from tests.core.kernel import flash4_on_cpu
 from tests.core.kernel.test_key_splitting import two_halves
-from tests.core.kernel.test_torch_flex import MASKS, table_of
+from tests.core.kernel.test_torch_flex import MASKS
 from tests.dense import NAMES, assert_as_good_as_dense, dense_attention, random_mask, random_qkv
 
 BF16 = torch.bfloat16
@@ -47,7 +48,7 @@ def check(
     """Forward and backward of one call against fp64."""
     q, k, v, dout = random_qkv(mask, 4, 2, dim, dtype, 0, device)
     leaves = q.detach(), k.detach(), v.detach()
-    call = AttnCall(*leaves, table_of(mask), dim**-0.5, softcap=softcap)
+    call = AttnCall(*leaves, SliceTable.of(mask), dim**-0.5, softcap=softcap)
     out, lse = Flash4Backend().forward(call)
     grads = Flash4Backend().backward(call, GradCall(dout, lse, out=out, dtype=dtype))
     ours = dict(zip(NAMES, (out, lse, *grads), strict=True))
@@ -74,7 +75,7 @@ def test_a_stage_of_several(name: str, device: str) -> None:
     """Merged into what came before; in backward the other stage has moved lse and delta."""
     mask = ALL[name]
     q, k, v, dout = (x.detach() for x in random_qkv(mask, 4, 2, 64, BF16, 1, device))
-    call = AttnCall(q, k, v, table_of(mask), 0.2)
+    call = AttnCall(q, k, v, SliceTable.of(mask), 0.2)
     want = ReferenceBackend().forward(call, out_dtype=torch.float32)
     earlier = torch.randn_like(want[0]), torch.zeros_like(want[1])
     got = earlier[0].clone(), earlier[1].clone()
@@ -96,7 +97,7 @@ def test_other_rows_stay(device: str) -> None:
     mask = two_halves()
     q, k, v, _ = (x.detach() for x in random_qkv(mask, 4, 2, 64, BF16, 1, device))
     into = torch.ones_like(q), torch.ones(q.shape[:2], device=device)
-    assert Flash4Backend().forward(AttnCall(q, k, v, table_of(mask), 0.2), into=into) is into
+    assert Flash4Backend().forward(AttnCall(q, k, v, SliceTable.of(mask), 0.2), into=into) is into
     want, _ = dense_attention(q.double(), k.double(), v.double(), mask, 0.2)
     torch.testing.assert_close(into[0][:80].double(), want[:80], atol=2e-2, rtol=2e-2)
     assert (into[0][80:90] == 1).all() and (into[1][130:] == 1).all()
@@ -110,7 +111,7 @@ def test_a_row_of_infinite_scores_is_nan(name: str, value: float, device: str) -
     q, k, v, _ = (x.detach() for x in random_qkv(mask, 4, 2, 64, BF16, 3, device))
     k[..., 7] = k[..., 7].abs() + 1
     q[::9, 1, 7] = value
-    call = AttnCall(q, k, v, table_of(mask), 0.125)
+    call = AttnCall(q, k, v, SliceTable.of(mask), 0.125)
     (out, lse), (want, want_lse) = Flash4Backend().forward(call), ReferenceBackend().forward(call)
     assert torch.equal(out.isnan(), want.isnan()) and want.isnan().any()
     assert torch.equal(lse.isnan(), want_lse.isnan())
@@ -129,7 +130,7 @@ def test_a_row_of_infinite_scores_is_nan(name: str, value: float, device: str) -
 def test_what_it_does_not_take(changes: dict, text: str) -> None:
     dim, dtype = changes.pop("dim", 64), changes.pop("dtype", BF16)
     q, k, v, _ = (x.detach() for x in random_qkv(masks.causal(8), 4, 2, dim, dtype, 0))
-    call = AttnCall(q, k, v, table_of(masks.causal(8)), 1.0, **changes)
+    call = AttnCall(q, k, v, SliceTable.of(masks.causal(8)), 1.0, **changes)
     with pytest.raises(NotImplementedError, match=text):
         Flash4Backend().forward(call)
 
@@ -138,7 +139,7 @@ def test_deterministic_gradients_are_flex_attentions(monkeypatch: pytest.MonkeyP
     """FlexAttention takes CUDA tensors alone, so the reference stands for it."""
     monkeypatch.setattr(flash4, "FlexBackend", ReferenceBackend)
     q, k, v, dout = (x.detach() for x in random_qkv(masks.causal(8), 4, 2, 64, BF16, 0))
-    call = AttnCall(q, k, v, table_of(masks.causal(8)), 1.0)
+    call = AttnCall(q, k, v, SliceTable.of(masks.causal(8)), 1.0)
     grad = GradCall(dout, torch.zeros(8, 4), torch.zeros(8, 4), deterministic=True)
     got, expected = Flash4Backend().backward(call, grad), ReferenceBackend().backward(call, grad)
     assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))

@@ -23,13 +23,9 @@ from megatron_magi.core.mask import AttnMask
 CPU = torch.device("cpu")
 
 
-def table_of(mask: AttnMask) -> SliceTable:
-    return SliceTable(mask.slices, mask.total_seqlen_q, mask.total_seqlen_k)
-
-
 def check_blocks(mask: AttnMask) -> None:
     dense = mask.to_dense()
-    partial, full = block_kinds(table_of(mask))
+    partial, full = block_kinds(SliceTable.of(mask))
     for i, j in np.ndindex(partial.shape):
         block = dense[i * BLOCK : (i + 1) * BLOCK, j * BLOCK : (j + 1) * BLOCK]
         assert (partial | full)[i, j] == block.any()
@@ -39,7 +35,7 @@ def check_blocks(mask: AttnMask) -> None:
 
 def check_cells(mask: AttnMask) -> None:
     """Also behind the last row and the last key, where lengths are rounded up."""
-    table, dense = table_of(mask), mask.to_dense()
+    table, dense = SliceTable.of(mask), mask.to_dense()
     q = torch.arange(flex_block_mask.rounded(table.num_q))[:, None]
     k = torch.arange(flex_block_mask.rounded(table.num_k))
     nothing = torch.tensor(0)
@@ -82,7 +78,7 @@ def test_many_slices_meet_a_row(count: int) -> None:
     """Columns two keys apart, the even ones from row 3 on, with bands that cut some rows off."""
     slices = [[3 * (i % 2), 40, 2 * i, 2 * i + 1, i - 20, 2 * i] for i in range(count)]
     mask = AttnMask(np.array(slices, np.int32), 45, 2 * count)
-    assert strips_of(table_of(mask)).most <= count
+    assert strips_of(SliceTable.of(mask)).most <= count
     check_cells(mask)
     check_blocks(mask)
 
@@ -92,7 +88,7 @@ def test_the_intervals_have_one_of_few_shapes() -> None:
 
     def shape(count: int, least: int) -> torch.Size:
         ends = masks.from_block_mask(np.arange(2 * count)[None] % 2 == 0, (100, 5))
-        test = visible_cells(table_of(ends), CPU, least)
+        test = visible_cells(SliceTable.of(ends), CPU, least)
         held = [cell.cell_contents for cell in test.__closure__ or ()]
         first, last = (x for x in held if isinstance(x, torch.Tensor))
         assert first.shape == last.shape

@@ -10,6 +10,7 @@ from megatron_magi.core.kernel import torch_flex
 from megatron_magi.core.kernel.backend import AttnCall
 from megatron_magi.core.kernel.merge import merge_
 from megatron_magi.core.kernel.reference import ReferenceBackend
+from megatron_magi.core.kernel.slice_table import SliceTable
 from megatron_magi.core.kernel.split_slices import table_parts
 from megatron_magi.core.kernel.torch_flex import FlexBackend
 from megatron_magi.core.mask import AttnMask
@@ -19,7 +20,6 @@ from tests.core.kernel.test_torch_flex import (
     check_against_fp64,
     dense_flex,
     inputs,
-    table_of,
     unseen_rows,
 )
 from tests.dense import dense_attention, random_qkv
@@ -35,7 +35,9 @@ def two_halves() -> AttnMask:
 def test_rows_that_see_nothing_in_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """And something in another; a row block's first part has the keys of all of its rows."""
     mask = two_halves()
-    seen = [set(np.flatnonzero(empty)) for empty in map(unseen_rows, table_parts(table_of(mask)))]
+    seen = [
+        set(np.flatnonzero(empty)) for empty in map(unseen_rows, table_parts(SliceTable.of(mask)))
+    ]
     assert len(seen) == 4 and seen[0] != seen[-1]
     assert set.intersection(*seen) == {*range(80, 90), *range(130, 140)}
 
@@ -50,7 +52,7 @@ def test_parts_and_sinks_are_merged_in_fp32(name: str, has_sinks: bool) -> None:
     mask = MASKS[name]
     q, k, v = (x.detach() for x in random_qkv(mask, 4, 2, 16, torch.bfloat16, 3)[:3])
     sinks = torch.zeros(4) if has_sinks else None
-    call = AttnCall(q, k, v, table_of(mask), 0.25, sink_lse=sinks)
+    call = AttnCall(q, k, v, SliceTable.of(mask), 0.25, sink_lse=sinks)
     out, _ = FlexBackend().forward(call, out_dtype=torch.float32)
     assert not torch.equal(out, out.bfloat16().float()), "sums were rounded to 16 bits"
 
@@ -58,7 +60,7 @@ def test_parts_and_sinks_are_merged_in_fp32(name: str, has_sinks: bool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_stage_of_several_parts(dtype: torch.dtype) -> None:
     """Merged into what came before, put into other rows, or returned in the dtype asked for."""
-    table = table_of(two_halves())
+    table = SliceTable.of(two_halves())
     q, k, v, _ = inputs(two_halves(), CPU, dtype)
     call, tol = AttnCall(q, k, v, table, 0.2), 1e-5 if dtype == torch.float32 else 2e-2
     want = ReferenceBackend().forward(call, out_dtype=torch.float32)
@@ -83,7 +85,7 @@ def test_a_part_of_infinite_scores_is_left_out() -> None:
     q, k, v, _ = inputs(mask, CPU, torch.float32)
     q[..., 0] = q[..., 0].abs() + 1
     k[:100, :, 0], k[239, :, 0] = -torch.inf, torch.inf
-    call = AttnCall(q, k, v, table_of(mask), 0.2)
+    call = AttnCall(q, k, v, SliceTable.of(mask), 0.2)
     out, lse = FlexBackend().forward(call)
     want = dense_attention(q.double(), k.double(), v.double(), mask, 0.2)
     assert out[90:130].isfinite().all() and not want[0].isnan().all()

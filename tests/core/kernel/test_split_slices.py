@@ -15,12 +15,8 @@ from megatron_magi.core.mask import AttnMask
 from megatron_magi.core.mask.mask import dense_from_slices
 
 
-def table_of(mask: AttnMask) -> SliceTable:
-    return SliceTable(mask.slices, mask.total_seqlen_q, mask.total_seqlen_k)
-
-
 def check(mask: AttnMask, most: int) -> tuple[SliceTable, ...]:
-    parts = split_slices.table_parts(table_of(mask))
+    parts = split_slices.table_parts(SliceTable.of(mask))
     seen = np.zeros((mask.total_seqlen_q, mask.total_seqlen_k), dtype=int)
     for part in parts:
         assert (part.num_q, part.num_k) == seen.shape and part.slices.dtype == np.int32
@@ -53,7 +49,7 @@ def test_parts_have_every_cell_once(mask: AttnMask, most: int) -> None:
 
 
 def test_few_slices_a_row_are_one_part_that_is_the_table() -> None:
-    table = table_of(masks.causal(300))
+    table = SliceTable.of(masks.causal(300))
     assert split_slices.table_parts(table) == (table,)
     assert table not in table.cache.values() and (table,) not in table.cache.values()
 
@@ -65,7 +61,7 @@ def test_equal_rows_make_the_fewest_parts(count: int, wanted: int) -> None:
 
 
 def test_parts_are_made_once() -> None:
-    table = table_of(masks.from_block_mask(np.arange(90)[None] % 2 == 0, (200, 5)))
+    table = SliceTable.of(masks.from_block_mask(np.arange(90)[None] % 2 == 0, (200, 5)))
     assert split_slices.table_parts(table) is split_slices.table_parts(table)
 
 
@@ -76,8 +72,8 @@ def test_parts_share_few_blocks() -> None:
     cells[:, ::16] = True
     cells[3, 64:160] = True
     mask = masks.from_block_mask(cells, (64, 8))
-    whole = block_kinds(table_of(mask))
-    parts = [block_kinds(part) for part in split_slices.table_parts(table_of(mask))]
+    whole = block_kinds(SliceTable.of(mask))
+    parts = [block_kinds(part) for part in split_slices.table_parts(SliceTable.of(mask))]
     assert len(parts) > 5 and (1024 * 8) % BLOCK == 0
     np.testing.assert_array_equal(np.sum([full for _, full in parts], axis=0), whole[1])
     visits = np.sum([partial | full for partial, full in parts], axis=0)

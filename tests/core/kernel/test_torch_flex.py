@@ -53,10 +53,6 @@ MASKS = {
 }
 
 
-def table_of(mask: AttnMask) -> SliceTable:
-    return SliceTable(mask.slices, mask.total_seqlen_q, mask.total_seqlen_k)
-
-
 def test_one_shape_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch would compute it uncompiled, with all scores in memory."""
     monkeypatch.setattr(torch_flex, "MOST_SHAPES", 2)
@@ -87,7 +83,7 @@ def inputs(
 @pytest.mark.parametrize("widths", ALL_WIDTHS, ids=str)
 @pytest.mark.parametrize("name", MASKS)
 def test_forward_is_the_reference(name: str, widths: tuple[int, int]) -> None:
-    table = table_of(MASKS[name])
+    table = SliceTable.of(MASKS[name])
     q, k, v, _ = inputs(MASKS[name], CPU, torch.float32, widths)
     out, lse = FlexBackend().forward(AttnCall(q, k, v, table, 0.2))
     want_out, want_lse = ReferenceBackend().forward(AttnCall(q, k, v, table, 0.2))
@@ -98,7 +94,7 @@ def test_forward_is_the_reference(name: str, widths: tuple[int, int]) -> None:
 @pytest.mark.parametrize("name", ["causal", "33-slices-a-row"])
 def test_capped_forward_is_the_reference(name: str) -> None:
     q, k, v, _ = inputs(MASKS[name], CPU, torch.float32)
-    call = AttnCall(q, k, v, table_of(MASKS[name]), 0.2, softcap=0.7)
+    call = AttnCall(q, k, v, SliceTable.of(MASKS[name]), 0.2, softcap=0.7)
     out, lse = FlexBackend().forward(call)
     want_out, want_lse = ReferenceBackend().forward(call)
     torch.testing.assert_close(out, want_out, atol=1e-5, rtol=1e-5)
@@ -109,13 +105,13 @@ def test_capped_forward_is_the_reference(name: str) -> None:
 def test_out_has_the_dtype_that_is_asked_for(asked: torch.dtype | None) -> None:
     mask = MASKS["causal"]
     q, k, v, _ = inputs(mask, CPU, torch.bfloat16)
-    out, lse = FlexBackend().forward(AttnCall(q, k, v, table_of(mask), 0.2), out_dtype=asked)
+    out, lse = FlexBackend().forward(AttnCall(q, k, v, SliceTable.of(mask), 0.2), out_dtype=asked)
     assert (out.dtype, lse.dtype) == (asked or torch.bfloat16, torch.float32)
 
 
 def test_forward_continues_in_place() -> None:
     mask = MASKS["causal"]
-    table = table_of(mask)
+    table = SliceTable.of(mask)
     q, k, v, _ = inputs(mask, CPU, torch.float32)
     earlier = ReferenceBackend().forward(AttnCall(q, v, k, table, 0.2))
     want = tuple(x.clone() for x in earlier)
@@ -131,7 +127,7 @@ def check_backward(
 ) -> None:  # fmt: skip
     """One stage of two: its keys are the mask's, the other stage has moved lse and delta."""
     mask = MASKS[name]
-    table = table_of(mask)
+    table = SliceTable.of(mask)
     q, k, v, dout = inputs(mask, device, dtype, widths)
     call = AttnCall(q, k, v, table, 0.2, softcap=softcap)
     out, lse = ReferenceBackend().forward(call, out_dtype=torch.float32)
@@ -181,7 +177,7 @@ def check_against_fp64(
     mask: AttnMask, device: str, dtype: torch.dtype, before_backward: Callable[[], None]
 ) -> None:
     q, k, v, dout = random_qkv(mask, 4, 2, 32, dtype, 0, device)
-    call = AttnCall(q.detach(), k.detach(), v.detach(), table_of(mask), 32**-0.5)
+    call = AttnCall(q.detach(), k.detach(), v.detach(), SliceTable.of(mask), 32**-0.5)
     out, lse = FlexBackend().forward(call)
     before_backward()
     grads = FlexBackend().backward(call, GradCall(dout, lse, out=out, dtype=dtype))
@@ -201,7 +197,7 @@ def check_against_fp64(
 def test_many_slices_a_row_against_fp64(
     count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert strips_of(table_of(comb(count))).most == count > MOST_COMPARED
+    assert strips_of(SliceTable.of(comb(count))).most == count > MOST_COMPARED
 
     def use_dense() -> None:
         monkeypatch.setattr(torch_flex, "_flex", lambda device_type: dense_flex)
@@ -219,7 +215,7 @@ def test_many_slices_a_row_on_a_gpu(count: int, dtype: torch.dtype) -> None:
 
 def test_rows_that_see_nothing_are_cleared_whatever_a_kernel_returns() -> None:
     """PyTorch versions differ in what they return for them."""
-    table = table_of(MASKS["holes"])
+    table = SliceTable.of(MASKS["holes"])
     made = torch.ones(table.num_q, 2, 16, requires_grad=True)
     unseen = torch.from_numpy(unseen_rows(table))
     assert 0 < unseen.sum() < table.num_q
@@ -251,7 +247,7 @@ def test_parts_share_one_compiled_function() -> None:
             t[None].transpose(1, 2)
             for t in map(torch_flex.padded, inputs(mask, CPU, torch.float32)[:3])
         ]
-        for part in table_parts(table_of(mask)):
+        for part in table_parts(SliceTable.of(mask)):
             compiled(*x, block_mask=block_mask(part, CPU, MOST_COMPARED), enable_gqa=True)
     assert len(ran) == 2
 
@@ -272,7 +268,7 @@ def test_compiled_backward_of_capped_logits_on_a_gpu(name: str) -> None:
 
 
 def test_what_it_cannot_do_is_refused() -> None:
-    table = table_of(masks.causal(8))
+    table = SliceTable.of(masks.causal(8))
     x = torch.zeros(8, 1, 32, dtype=torch.float64)
     with pytest.raises(NotImplementedError, match=r"takes bf16, fp16 and fp32.*cast"):
         FlexBackend().forward(AttnCall(x, x, x, table, 1.0))

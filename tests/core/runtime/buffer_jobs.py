@@ -13,13 +13,11 @@ from megatron_magi.core.kernel.backend import AttnCall, GradCall
 from megatron_magi.core.kernel.reference import ReferenceBackend
 from tests.core.runtime.runtime_jobs import SHAPE, staged
 from tests.dense import random_qkv
-from tests.process_pool import subgroup
+from tests.process_pool import on_subgroup
 
 
-def gradient_memory(rank: int, cp_size: int, degree: int) -> None:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
+@on_subgroup
+def gradient_memory(rank: int, group: Any, degree: int) -> None:
     mask = masks.full(64)
     plan = magi.plan(mask, group, SHAPE, staged(degree))
     leaves = [
@@ -31,11 +29,9 @@ def gradient_memory(rank: int, cp_size: int, degree: int) -> None:
         assert leaf.grad.untyped_storage().nbytes() == leaf.nbytes
 
 
-def odd_strides(rank: int, cp_size: int) -> None:
+@on_subgroup
+def odd_strides(rank: int, group: Any) -> None:
     """Dimensions of one element may have any stride; what the kernels write to has none such."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     shape, seen = HeadShape(1, 1, 8), []
     plan = magi.plan(masks.causal(96), group, shape, staged(1))
     tokens = plan.layout.num_local_tokens

@@ -22,7 +22,7 @@ from tests.dense import (
     random_qkv,
     with_sinks,
 )
-from tests.process_pool import subgroup
+from tests.process_pool import on_subgroup, subgroup
 
 
 def random_layout(seed: int, total: int, cp_size: int) -> TokenLayout:
@@ -89,22 +89,18 @@ def random_masks(
     return counts[0], counts[1]
 
 
-def in_dtype(rank: int, cp_size: int, dtype: torch.dtype) -> None:
+@on_subgroup
+def in_dtype(rank: int, group: Any, dtype: torch.dtype) -> None:
     """Few queries on many keys: every rank sends its queries to the others."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     mask = AttnMask([[0, 9, 0, 200, -300, 300], [9, 24, 100, 220, -300, 300]], 24, 220)
     plan = magi.plan(mask, group, SHAPE, staged(1))
     assert len(plan.query_transfers)
     check_against_dense(mask, plan, group, dtype, 3)
 
 
-def one_query_at_an_odd_width(rank: int, cp_size: int, dtype: torch.dtype) -> None:
+@on_subgroup
+def one_query_at_an_odd_width(rank: int, group: Any, dtype: torch.dtype) -> None:
     """A received row of q and dout is odd, so that lse begins in the middle of an fp32."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     mask = AttnMask([[0, 1, 0, 90, -300, 300]], 1, 90)
     plan = magi.plan(mask, group, magi.HeadShape(3, 1, 5, head_dim_v=8), staged(1))
     assert len(plan.query_transfers)
@@ -115,30 +111,28 @@ def one_query_at_an_odd_width(rank: int, cp_size: int, dtype: torch.dtype) -> No
     assert_as_good_as_dense(made, (q, k, v, dout), mask, dtype)
 
 
-def relays_of_keys(rank: int, cp_size: int, degree: int | str) -> None:
+@on_subgroup
+def relays_of_keys(rank: int, group: Any, degree: int | str) -> None:
     """Between nodes some keys are sent through relays, and queries go to other keys."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     sent = 0
     for seed in range(10):
         mask = random_mask(seed, 40, 77)
         config = staged(degree, send_queries=True, ranks_per_node=2, chunk_size=3)
-        given = {"key_layout": random_layout(seed, 77, cp_size)}
+        given = {"key_layout": random_layout(seed, 77, group.size())}
         plan = magi.plan(mask, group, magi.HeadShape(4, 4, 8), config, **given)
         sent += len(plan.query_transfers) * len(plan.transfers)
         check_against_dense(mask, plan, group, torch.float64, seed)
     assert sent
 
 
-def self_attention(rank: int, cp_size: int, deterministic: bool) -> None:
+@on_subgroup
+def self_attention(rank: int, group: Any, deterministic: bool) -> None:
     """Contiguous homes and as many key heads as query heads: there queries are worth sending."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     shape = magi.HeadShape(4, 4, 8)
     mask = magi.masks.causal(64)
-    layout = TokenLayout(64, 64 // cp_size, cp_size, np.arange(cp_size, dtype=np.int32))
+    layout = TokenLayout(
+        64, 64 // group.size(), group.size(), np.arange(group.size(), dtype=np.int32)
+    )
     config = MagiConfig(send_queries=True, deterministic=deterministic, dkv_reduce_in_fp32=True)
     plan = magi.plan(mask, group, shape, config, layout=layout)
     assert len(plan.query_transfers)
@@ -152,11 +146,9 @@ def self_attention(rank: int, cp_size: int, deterministic: bool) -> None:
         torch.testing.assert_close(got, exact[name], msg=name)
 
 
-def sinks_lse_and_largest_logits(rank: int, cp_size: int) -> None:
+@on_subgroup
+def sinks_lse_and_largest_logits(rank: int, group: Any) -> None:
     """What joins a row once, and what is found over all of its keys."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     mask = AttnMask([[0, 12, 0, 150, -300, 300]], 16, 160)
     plan = magi.plan(mask, group, SHAPE, staged(1))
     assert len(plan.query_transfers)
@@ -178,11 +170,9 @@ def sinks_lse_and_largest_logits(rank: int, cp_size: int) -> None:
         torch.testing.assert_close(a, b, msg=lambda m, w=name: f"{w}: {m}")
 
 
-def keys_go_out_and_come_back(rank: int, cp_size: int) -> None:
+@on_subgroup
+def keys_go_out_and_come_back(rank: int, group: Any) -> None:
     """``side`` names the sequence; rows, positions and gradients are those of the keys."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     mask = AttnMask([[0, 10, 0, 33, -99, 99]], 10, 33)
     plan = magi.plan(mask, group, SHAPE)
     x = torch.arange(33.0).requires_grad_()

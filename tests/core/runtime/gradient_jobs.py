@@ -11,13 +11,11 @@ from torch import Tensor
 import megatron_magi as magi
 from megatron_magi import HeadShape, masks
 from megatron_magi.core.runtime import staged_backward
-from tests.process_pool import subgroup
+from tests.process_pool import on_subgroup
 
 
-def dtype_of_sums(rank: int, cp_size: int) -> None:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
+@on_subgroup
+def dtype_of_sums(rank: int, group: Any) -> None:
     asked, home = [], staged_backward.KeyGradients
 
     def recorded(work: Any, k: Tensor, v: Tensor, dtype: torch.dtype) -> Any:

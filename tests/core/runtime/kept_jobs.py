@@ -18,16 +18,14 @@ from megatron_magi.core.runtime import stage_context
 from tests.core.runtime.runtime_jobs import NAMED, SHAPE, check_against_dense, staged
 from tests.dense import random_mask, random_qkv
 from tests.knobs import magi_config
-from tests.process_pool import subgroup
+from tests.process_pool import on_subgroup
 
 
+@on_subgroup
 def random_masks(
-    rank: int, cp_size: int, seeds: list[int], degree: int | str | None, how: dict[str, Any]
+    rank: int, group: Any, seeds: list[int], degree: int | str | None, how: dict[str, Any]
 ) -> None:
     """The dense fp64 answer, and no cast in the backward: ``how`` are more knobs."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     for seed in seeds:
         length = 1 + seed % 61
         config = staged(degree, keep_received_keys=True, **how)
@@ -43,11 +41,9 @@ def casts_of_a_forward(plan: AttnPlan, rank: int) -> int:
     return sum(stage.cast is not None for stage in plan.rank_plan(rank).forward_stages)
 
 
-def mixed_stages(rank: int, cp_size: int, degree: int, mode: Any, name: str) -> None:
+@on_subgroup
+def mixed_stages(rank: int, group: Any, degree: int, mode: Any, name: str) -> None:
     """The backward's stages are cut otherwise than the forward's."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     config = magi_config(overlap_degree=degree, forward_mode=mode, keep_received_keys=True)
     check_against_dense(NAMED[name], config, group, torch.float64, 5)
 
@@ -66,17 +62,15 @@ def saved_by(
     return saved, out, tuple(local)
 
 
-def what_is_saved(rank: int, cp_size: int) -> None:
+@on_subgroup
+def what_is_saved(rank: int, group: Any) -> None:
     """The received rows, once; nothing of them without the knob or without a gradient; and a
     second backward reads them again."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     mask = NAMED["full"]
     plain, _, _ = saved_by(mask, group, keeps=False, wants_grad=True)
     kept, out, inputs = saved_by(mask, group, keeps=True, wants_grad=True)
     none, _, _ = saved_by(mask, group, keeps=True, wants_grad=False)
-    received = 64 - 64 // cp_size
+    received = 64 - 64 // group.size()
     assert len(kept) == len(plain) + 1 and not none
     assert kept[-1].shape == (received, 2 * 2 * 8)
     first, second = (
@@ -85,11 +79,9 @@ def what_is_saved(rank: int, cp_size: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def recomputed(rank: int, cp_size: int) -> None:
+@on_subgroup
+def recomputed(rank: int, group: Any) -> None:
     """Under activation checkpointing the recomputed forward keeps its rows for the backward."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     mask = NAMED["packed"]
     q, k, v, dout = random_qkv(mask, 4, 2, 8, torch.float64, 1)
     plan = magi.plan(mask, group, SHAPE, staged(2, keep_received_keys=True))

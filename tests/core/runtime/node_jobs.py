@@ -26,42 +26,13 @@ from tests.core.runtime.runtime_jobs import (
     run_attention,
     staged,
 )
-from tests.dense import random_mask
 from tests.knobs import magi_config
-from tests.process_pool import subgroup
+from tests.process_pool import on_subgroup, subgroup
 
 
-def random_masks(
-    rank: int, cp_size: int, per_node: int, seeds: list[int], degree: int | str | None
-) -> None:
-    """Any legal mask gives the dense fp64 answer, forward and backward."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
-    config = staged(degree, ranks_per_node=per_node)
-    for seed in seeds:
-        length = 1 + seed % 61
-        mask = random_mask(seed, length, length)
-        try:
-            check_against_dense(mask, config, group, torch.float64, seed)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}, degree {degree}: {error}") from error
-
-
-def named_mask(
-    rank: int, cp_size: int, per_node: int, name: str, dtype: torch.dtype, in_fp32: bool
-) -> None:
-    group = subgroup(cp_size)
-    if rank < cp_size:
-        config = staged(2, ranks_per_node=per_node, dkv_reduce_in_fp32=in_fp32)
-        check_against_dense(NAMED[name], config, group, dtype, seed=len(name))
-
-
-def bytes_by_link(rank: int, cp_size: int, per_node: int, degree: int | str) -> None:
+@on_subgroup
+def bytes_by_link(rank: int, group: Any, per_node: int, degree: int | str) -> None:
     """The bytes that each link carries are the plan's, and fewer cross than with one all-to-all."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     mask = masks.from_cu_seqlens([0, 90, 100, 170, 256])
     for nodes in (per_node, None):
         config = staged(degree, ranks_per_node=nodes)
@@ -146,10 +117,8 @@ def counted(group: Any, per_node: int) -> Iterator[Counter[str]]:
         yield sent
 
 
-def equal_bits(rank: int, cp_size: int, per_node: int) -> None:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
+@on_subgroup
+def equal_bits(rank: int, group: Any, per_node: int) -> None:
     config = staged(2, ranks_per_node=per_node)
     runs = [run_attention(NAMED["packed"], config, group, torch.float32, 3)[0] for _ in range(2)]
     for name, x in runs[0].items():
@@ -173,10 +142,8 @@ def mesh_names_its_nodes(rank: int, cp_size: int) -> None:
         raise AssertionError("two answers to how many ranks share a node")
 
 
-def ranks_with_other_nodes(rank: int, cp_size: int) -> str:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return ""
+@on_subgroup
+def ranks_with_other_nodes(rank: int, group: Any) -> str:
     config = magi_config(ranks_per_node=2 if rank else None)
     try:
         run_attention(NAMED["causal"], config, group, torch.float32, 0)

@@ -29,7 +29,7 @@ from tests.core.runtime.runtime_jobs import (
     run_attention,
     staged,
 )
-from tests.process_pool import subgroup
+from tests.process_pool import on_subgroup, subgroup
 
 CPU = torch.device("cpu")
 MASKS = {
@@ -88,14 +88,12 @@ def recorded(begun: list[str]) -> Iterator[None]:
         yield
 
 
+@on_subgroup
 def order_of_exchanges(
-    rank: int, cp_size: int, degree: int, name: str, can_delay_send: bool = True
+    rank: int, group: Any, degree: int, name: str, can_delay_send: bool = True
 ) -> list[str]:
     """What a rank begins in one backward, in its order. Sends cannot be delayed where rows lie in
     slots of symmetric memory."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return []
     plan = magi.plan(MASKS[name], group, SHAPE, tiled(degree))
     rows = plan.layout.num_local_tokens
     q, k = (torch.randn(rows, h, 8, requires_grad=True) for h in (4, 2))
@@ -151,11 +149,9 @@ def ends_with_its_parent(rank: int, world_size: int) -> None:
     assert made[0] is not None and made[0].backend is None
 
 
-def forked_child(rank: int, cp_size: int) -> int:
+@on_subgroup
+def forked_child(rank: int, group: Any) -> int:
     """Exit code of a child that a rank forks and that ends normally."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return 0
     made = reduce_group(group, CPU, 20.0)
     child = os.fork()
     if child == 0:

@@ -31,7 +31,7 @@ from tests.dense import (
     with_sinks,
 )
 from tests.knobs import magi_config
-from tests.process_pool import subgroup
+from tests.process_pool import on_subgroup
 
 SHAPE = HeadShape(4, 2, 8)
 
@@ -70,11 +70,9 @@ def staged(degree: int | str | None, **knobs: Any) -> MagiConfig:
     return magi_config(**slow, stage_latency_us=0.0, **knobs)
 
 
-def capped_logits(rank: int, cp_size: int, degree: int) -> None:
+@on_subgroup
+def capped_logits(rank: int, group: Any, degree: int) -> None:
     """Forward, backward and the largest logits with softcap against the dense fp64 answer."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     mask, softcap = NAMED["packed"], 0.7
     softmax = magi.Softmax(softcap=softcap)
     q, k, v, dout = random_qkv(mask, 4, 2, 8, torch.float64, 5)
@@ -91,11 +89,9 @@ def capped_logits(rank: int, cp_size: int, degree: int) -> None:
         torch.testing.assert_close(got, exact[name])
 
 
-def shapes_alone(rank: int, cp_size: int, degree: int | str | None) -> None:
+@on_subgroup
+def shapes_alone(rank: int, group: Any, degree: int | str | None) -> None:
     """All functions of distributed attention on the device "meta" and on the CPU."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     plan = magi.plan(masks.from_cu_seqlens([0, 20, 64]), group, HeadShape(4, 2, 8), staged(degree))
     made = [_described(plan, group, torch.device(device)) for device in ("cpu", "meta")]
     assert made[0] == made[1]
@@ -113,13 +109,9 @@ def _described(plan: magi.AttnPlan, group: Any, device: torch.device) -> list[An
     return [(x.shape, x.dtype, x.stride()) for x in made]
 
 
-def sinks_on_every_stage(
-    rank: int, cp_size: int, degree: int | str | None, per_token: bool
-) -> None:
+@on_subgroup
+def sinks_on_every_stage(rank: int, group: Any, degree: int | str | None, per_token: bool) -> None:
     """out, lse and all gradients with sinks against dense fp64; both results are used."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     chosen = {x: NAMED[x] for x in ("packed", "sees nothing", "fewer tokens than ranks")}
     chosen["pad rows"] = masks.from_cu_seqlens([0, 9, 70], total_seqlen=83)
     for name, mask in chosen.items():
@@ -143,26 +135,30 @@ def sinks_on_every_stage(
             torch.testing.assert_close(a, b, msg=lambda m, w=which, n=name: f"{w}, {n}: {m}")
 
 
-def random_masks(rank: int, cp_size: int, seeds: list[int], degree: int | str | None) -> None:
-    """Any legal mask at any cp_size gives the dense fp64 answer, forward and backward."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
+@on_subgroup
+def random_masks(
+    rank: int, group: Any, config: MagiConfig, seeds: list[int], shape: HeadShape = SHAPE
+) -> None:
+    """Any legal mask gives the dense fp64 answer, forward and backward."""
     for seed in seeds:
         length = 1 + seed % 41
         mask = random_mask(seed, length, length)
         try:
-            check_against_dense(mask, staged(degree), group, torch.float64, seed)
+            check_against_dense(mask, config, group, torch.float64, seed, shape)
         except AssertionError as error:
-            raise AssertionError(f"seed {seed}, cp {cp_size}, degree {degree}: {error}") from error
+            raise AssertionError(f"seed {seed}, {group.size()} ranks, {config}: {error}") from error
 
 
+@on_subgroup
 def named_mask(
-    rank: int, cp_size: int, name: str, degree: int | str | None, dtype: torch.dtype
+    rank: int,
+    group: Any,
+    config: MagiConfig,
+    name: str,
+    dtype: torch.dtype,
+    shape: HeadShape = SHAPE,
 ) -> None:
-    group = subgroup(cp_size)
-    if rank < cp_size:
-        check_against_dense(NAMED[name], staged(degree), group, dtype, seed=len(name))
+    check_against_dense(NAMED[name], config, group, dtype, len(name), shape)
 
 
 NAMED = {
@@ -179,14 +175,11 @@ NAMED = {
 }
 
 
+@on_subgroup
 def wire_dtype(
-    rank: int, cp_size: int, name: str, degree: int, dtype: torch.dtype, in_fp32: bool
+    rank: int, group: Any, name: str, degree: int, dtype: torch.dtype, in_fp32: bool
 ) -> None:
     """Partial gradients travel in the dtype that was asked for, and are as good as one process."""
-
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     seen: list[torch.dtype] = []
 
     def spy(partials: Any, *args: Any) -> Any:
@@ -199,11 +192,9 @@ def wire_dtype(
     assert seen and set(seen) == {torch.float32 if in_fp32 else dtype}
 
 
-def mask_per_head_group(rank: int, cp_size: int) -> None:
+@on_subgroup
+def mask_per_head_group(rank: int, group: Any) -> None:
     """A plan per group of heads on the first one's layout, against one process."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     blocks = np.random.default_rng(1).random((2, 6, 6)) < 0.4
     chosen = [masks.from_block_mask(x, 16) for x in blocks]
     first = magi.plan(chosen[0], group, HeadShape(2, 1, 8))
@@ -224,10 +215,8 @@ def mask_per_head_group(rank: int, cp_size: int) -> None:
         torch.testing.assert_close(got, expected, atol=1e-12, rtol=1e-12)
 
 
-def equal_bits(rank: int, cp_size: int) -> None:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
+@on_subgroup
+def equal_bits(rank: int, group: Any) -> None:
     runs = [
         run_attention(NAMED["packed"], magi_config(overlap_degree=2), group, torch.float32, 3)[0]
         for _ in range(2)
@@ -236,10 +225,8 @@ def equal_bits(rank: int, cp_size: int) -> None:
         assert torch.equal(runs[0][name], runs[1][name]), name
 
 
-def dispatch_round_trip(rank: int, cp_size: int, length: int) -> None:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
+@on_subgroup
+def dispatch_round_trip(rank: int, group: Any, length: int) -> None:
     plan = magi.plan(masks.causal(length), group, SHAPE)
     x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
     torch.distributed.broadcast(x.detach(), 0, group=group)
@@ -257,15 +244,13 @@ def dispatch_round_trip(rank: int, cp_size: int, length: int) -> None:
     (grad,) = torch.autograd.grad(
         (magi.undispatch(magi.dispatch(x, plan, group, 1), plan, group, 1, is_partial_grad=True)
          * weight * (rank + 1)).sum(), x)  # fmt: skip
-    total = sum(range(1, cp_size + 1))
+    total = sum(range(1, group.size() + 1))
     torch.testing.assert_close(grad, weight.expand(2, length, 3) * total)
 
 
-def cast_and_reduce(rank: int, cp_size: int) -> None:
+@on_subgroup
+def cast_and_reduce(rank: int, group: Any) -> None:
     """Own rows and exactly the rows of the table; partial sums of those come home in full."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     for degree in (2, "local_first", "at_once"):
         plan = magi.plan(NAMED["packed"], group, SHAPE, staged(degree))
         view = plan.rank_plan(rank)
@@ -295,11 +280,9 @@ def cast_and_reduce_stage(
     assert home.dtype == torch.float32 and torch.equal(home, 11 * sent + 0.5)
 
 
-def ranks_disagree(rank: int, cp_size: int, what: str) -> str:
+@on_subgroup
+def ranks_disagree(rank: int, group: Any, what: str) -> str:
     """Rank 1 plans something else: every rank gets the same error, and none hangs."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return ""
     mask, config = masks.causal(64), magi_config(agreement_timeout_s=20)
     if rank == 1 and what == "mask":
         mask = masks.from_cu_seqlens([0, 31, 64])
@@ -316,10 +299,8 @@ def ranks_disagree(rank: int, cp_size: int, what: str) -> str:
     return "no error"
 
 
-def cache_hit_meets_miss(rank: int, cp_size: int) -> None:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
+@on_subgroup
+def cache_hit_meets_miss(rank: int, group: Any) -> None:
     cached_plan.cache_clear()
     mask = masks.causal(40)
     if rank == 0:
@@ -331,10 +312,8 @@ def cache_hit_meets_miss(rank: int, cp_size: int) -> None:
         magi.agree(plan, group)
 
 
-def gradient_of_lse(rank: int, cp_size: int) -> None:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
+@on_subgroup
+def gradient_of_lse(rank: int, group: Any) -> None:
     mask = NAMED["packed"]
     q, k, v, _ = random_qkv(mask, 4, 2, 8, torch.float64, 2)
     weight = torch.sin(torch.arange(4.0 * len(q), dtype=torch.float64)).view(len(q), 4)

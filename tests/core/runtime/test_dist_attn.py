@@ -22,13 +22,13 @@ WORLD = 5
 )
 def test_any_legal_mask(cp_size: int, degree: int | str | None) -> None:
     first = 1000 * cp_size + 100 * (degree if isinstance(degree, int) else 7)
-    pool(WORLD).run(jobs.random_masks, cp_size, list(range(first, first + 9)), degree)
+    pool(WORLD).run(jobs.random_masks, cp_size, jobs.staged(degree), list(range(first, first + 9)))
 
 
 @pytest.mark.parametrize("name", jobs.NAMED)
 @pytest.mark.parametrize("cp_size, degree", [(3, 2), (5, "local_first")])
 def test_named_masks(name: str, cp_size: int, degree: int | str | None) -> None:
-    pool(WORLD).run(jobs.named_mask, cp_size, name, degree, torch.float64)
+    pool(WORLD).run(jobs.named_mask, cp_size, jobs.staged(degree), name, torch.float64)
 
 
 @pytest.mark.parametrize("cp_size, degree", [(2, 0), (3, 2)])
@@ -60,7 +60,7 @@ def test_a_gradient_of_sinks_alone_is_a_backward_on_every_rank() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_low_precision_is_as_good_as_one_process(dtype: torch.dtype) -> None:
-    pool(WORLD).run(jobs.named_mask, 4, "packed", 2, dtype)
+    pool(WORLD).run(jobs.named_mask, 4, jobs.staged(2), "packed", dtype)
 
 
 @pytest.mark.parametrize("in_fp32", [True, False])

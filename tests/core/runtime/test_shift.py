@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import megatron_magi as magi
 from megatron_magi import masks
 from tests.core.runtime.runtime_jobs import SHAPE
-from tests.process_pool import pool, subgroup
+from tests.process_pool import on_subgroup, pool
 
 WORLD = 5
 
 
-def roll_matches_torch(rank: int, cp_size: int, length: int) -> None:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
+@on_subgroup
+def roll_matches_torch(rank: int, group: Any, length: int) -> None:
     plan = magi.plan(masks.causal(length), group, SHAPE)
     x = torch.arange(2.0 * length, dtype=torch.float64).view(length, 2).requires_grad_()
     weight = torch.sin(torch.arange(2.0 * length, dtype=torch.float64)).view(length, 2)

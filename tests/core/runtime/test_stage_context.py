@@ -15,16 +15,14 @@ from megatron_magi.core.comm.hierarchical import cast_rows
 from megatron_magi.core.runtime import stage_context
 from tests.core.runtime.runtime_jobs import SHAPE, staged
 from tests.dense import random_qkv
-from tests.process_pool import pool, subgroup
+from tests.process_pool import on_subgroup, pool
 
 WORLD = 5
 
 
-def key_buffers(rank: int, cp_size: int) -> None:
+@on_subgroup
+def key_buffers(rank: int, group: Any) -> None:
     """At most two stages' keys are alive, forward and backward."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     mask = masks.full(384)
     plan = magi.plan(mask, group, SHAPE, staged(5, tile_k=16))
     assert plan.overlap_degree == 5 and plan.rank_plan(rank).forward_merges

@@ -7,6 +7,7 @@ import torch
 
 from megatron_magi import HeadShape
 from tests.core.runtime import value_width_jobs as jobs
+from tests.core.runtime.runtime_jobs import named_mask, random_masks, staged
 from tests.process_pool import pool
 
 WORLD = 5
@@ -25,12 +26,12 @@ LATENT = HeadShape(4, 4, 24, head_dim_v=16)
 def test_any_legal_mask(name: str, cp_size: int, degree: int | str | None) -> None:
     first = 900 * cp_size + 100 * (degree if isinstance(degree, int) else 7)
     seeds = list(range(first, first + 8))
-    pool(WORLD).run(jobs.random_masks, cp_size, SHAPES[name], seeds, degree)
+    pool(WORLD).run(random_masks, cp_size, staged(degree), seeds, SHAPES[name])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_low_precision_is_as_good_as_one_process(dtype: torch.dtype) -> None:
-    pool(WORLD).run(jobs.named_mask, 4, LATENT, "packed", dtype)
+    pool(WORLD).run(named_mask, 4, staged(2), "packed", dtype, LATENT)
 
 
 @pytest.mark.parametrize("in_fp32", [True, False])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,29 +18,25 @@ from megatron_magi.core.runtime.agreement.comparison import (
 )
 from megatron_magi.core.runtime.dist_attn import dist_attn_and_max_logits
 from tests.knobs import magi_config
-from tests.process_pool import subgroup
+from tests.process_pool import on_subgroup
 
 SHAPE = HeadShape(2, 1, 4)
 
 
-def partial_gradients_are_summed_in_a_copy(rank: int, cp_size: int) -> None:
+@on_subgroup
+def partial_gradients_are_summed_in_a_copy(rank: int, group: Any) -> None:
     """The gradient belongs to the other summand, and to the caller, too."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     plan = magi.plan(masks.causal(24), group, SHAPE)
     x, bias = (torch.randn(24, 2, requires_grad=True) for _ in range(2))
     full = magi.undispatch(magi.dispatch(x, plan, group), plan, group, is_partial_grad=True)
     given = torch.ones(24, 2)
     dx, dbias = torch.autograd.grad(bias + full, (x, bias), given)
-    assert (dx == cp_size).all() and (dbias == 1).all() and (given == 1).all()
+    assert (dx == group.size()).all() and (dbias == 1).all() and (given == 1).all()
 
 
-def padding_has_no_gradient(rank: int, cp_size: int) -> None:
+@on_subgroup
+def padding_has_no_gradient(rank: int, group: Any) -> None:
     """Rows behind the sequence are no part of it, whatever a rank computes from them."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     plan = magi.plan(masks.causal(21), group, SHAPE, MagiConfig(chunk_size=4))
     layout = plan.layout
     assert layout.padded_seqlen > 21
@@ -48,14 +46,12 @@ def padding_has_no_gradient(rank: int, cp_size: int) -> None:
     for partial in (False, True):
         full = magi.undispatch(local, plan, group, is_partial_grad=partial)
         (grad,) = torch.autograd.grad(full, local, torch.full((21, 2), 3.0))
-        assert (grad[is_token] == 3 * (cp_size if partial else 1)).all()
+        assert (grad[is_token] == 3 * (group.size() if partial else 1)).all()
         assert (grad[~is_token] == 0).all()
 
 
-def largest_scores(rank: int, cp_size: int, degree: int | None) -> None:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
+@on_subgroup
+def largest_scores(rank: int, group: Any, degree: int | None) -> None:
     torch.manual_seed(3)
     mask = masks.from_cu_seqlens([0, 11, 30])
     plan = magi.plan(mask, group, SHAPE, magi_config(overlap_degree=degree))
@@ -82,11 +78,9 @@ DTYPES = (
 )  # fmt: skip
 
 
-def any_dtype(rank: int, cp_size: int) -> None:
+@on_subgroup
+def any_dtype(rank: int, group: Any) -> None:
     """Also of rows that are padded on some ranks and not on others."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     plan = magi.plan(masks.causal(29), group, SHAPE, MagiConfig(chunk_size=4))
     is_pad = torch.from_numpy(plan.layout.position_ids(dist.get_rank(group))) >= 29
     zeros_and_ones, one = torch.arange(58).view(29, 2) % 2, torch.ones(1, 2)
@@ -105,10 +99,8 @@ def as_bytes(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.uint8)
 
 
-def gradients_in_fp8(rank: int, cp_size: int) -> None:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
+@on_subgroup
+def gradients_in_fp8(rank: int, group: Any) -> None:
     plan = magi.plan(masks.causal(29), group, SHAPE, MagiConfig(chunk_size=4))
     x, given = ((torch.arange(58).view(29, 2) % n).to(torch.float8_e4m3fn) for n in (3, 7))
     leaf = x.requires_grad_()
@@ -144,11 +136,9 @@ def round_trip(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
     return [lse.detach(), full.detach(), grad, magi.position_ids(plan, group)]
 
 
-def lazy_bits(rank: int, cp_size: int) -> None:
+@on_subgroup
+def lazy_bits(rank: int, group: Any) -> None:
     """A negative or conjugate bit that torch has not resolved yet, on one rank's rows alone."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     plan = magi.plan(masks.causal(32), group, SHAPE)
     x = torch.complex(torch.arange(64.0).view(32, 2), torch.arange(64.0, 128.0).view(32, 2))
     local = magi.dispatch(x, plan, group)
@@ -163,10 +153,8 @@ def lazy_bits(rank: int, cp_size: int) -> None:
     assert torch.equal(leaf.grad, torch.full_like(x, 1j))
 
 
-def second_derivatives(rank: int, cp_size: int) -> str:
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return ""
+@on_subgroup
+def second_derivatives(rank: int, group: Any) -> str:
     plan = magi.plan(masks.causal(24), group, SHAPE)
     q, k = (torch.randn(plan.layout.num_local_tokens, h, 4, requires_grad=True) for h in (2, 1))
     out, _ = magi.dist_attn(q, k, k, plan, group)
@@ -178,11 +166,9 @@ def second_derivatives(rank: int, cp_size: int) -> str:
     return "no error"
 
 
-def after_a_disagreement(rank: int, cp_size: int) -> None:
+@on_subgroup
+def after_a_disagreement(rank: int, group: Any) -> None:
     """Whoever handles the error goes on with the next batch: nothing stale is left."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     config = MagiConfig(agreement_timeout_s=20)
     right = magi.plan(masks.full(24), group, SHAPE, config)
     wrong = magi.plan(masks.causal(24), group, SHAPE, config) if rank == 1 else right
@@ -199,11 +185,9 @@ def after_a_disagreement(rank: int, cp_size: int) -> None:
     magi.agree(right, group)
 
 
-def other_second_masks(rank: int, cp_size: int) -> str:
+@on_subgroup
+def other_second_masks(rank: int, group: Any) -> str:
     """A mask that came without a dispatch call is compared when it is first used."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return ""
     config = MagiConfig(agreement_timeout_s=20)
     first = magi.plan(masks.causal(24), group, SHAPE, config)
     q, k = (magi.dispatch(torch.zeros(24, h, 4), first, group) for h in (2, 1))

@@ -11,40 +11,15 @@ from torch import Tensor
 
 import megatron_magi as magi
 from megatron_magi import HeadShape, masks
-from tests.core.runtime.runtime_jobs import NAMED, check_against_dense, staged
-from tests.dense import random_mask
-from tests.process_pool import subgroup
+from tests.core.runtime.runtime_jobs import staged
+from tests.process_pool import on_subgroup
 
 
-def random_masks(
-    rank: int, cp_size: int, shape: HeadShape, seeds: list[int], degree: int | str | None
-) -> None:
-    """Any legal mask gives the dense fp64 answer, whatever the widths."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
-    for seed in seeds:
-        length = 1 + seed % 41
-        mask = random_mask(seed, length, length)
-        try:
-            check_against_dense(mask, staged(degree), group, torch.float64, seed, shape=shape)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}, {shape}, degree {degree}: {error}") from error
-
-
-def named_mask(rank: int, cp_size: int, shape: HeadShape, name: str, dtype: torch.dtype) -> None:
-    group = subgroup(cp_size)
-    if rank < cp_size:
-        check_against_dense(NAMED[name], staged(2), group, dtype, seed=len(name), shape=shape)
-
-
+@on_subgroup
 def bytes_on_the_wire(
-    rank: int, cp_size: int, shape: HeadShape, degree: int | str, in_fp32: bool
+    rank: int, group: Any, shape: HeadShape, degree: int | str, in_fp32: bool
 ) -> None:
     """A received row costs its key and its value in their own widths, going out and coming home."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     mask = masks.from_cu_seqlens([0, 5, 70, 71, 100, 128])
     plan = magi.plan(mask, group, shape, staged(degree, dkv_reduce_in_fp32=in_fp32))
     q, k, v = local_qkv(plan.layout.num_local_tokens, shape)

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,20 +19,18 @@ from megatron_magi import AgreementError, masks
 from megatron_magi.core.runtime.agreement import channel as channel_module
 from megatron_magi.core.runtime.agreement import comparison
 from tests.core.runtime.agreement.actions import CONFIG, SHAPE, TOKENS, Action, qkv, tokens
-from tests.process_pool import subgroup
+from tests.process_pool import on_subgroup
 
 
-def odd_rank(rank: int, cp_size: int, action: Action) -> str:
+@on_subgroup
+def odd_rank(rank: int, group: Any, action: Action) -> str:
     """What a rank is told when the last one acts otherwise; then all of them go on."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return ""
     plan = magi.plan(masks.causal(TOKENS), group, SHAPE, CONFIG)
     documents = masks.from_cu_seqlens([0, 100, 300, TOKENS])
     other = magi.plan(documents, group, SHAPE, CONFIG)
     started = time.monotonic()
     try:
-        action(plan, other, group, rank == cp_size - 1)
+        action(plan, other, group, rank == group.size() - 1)
         said = "no error"
     except AgreementError as error:
         said = str(error)
@@ -41,11 +40,9 @@ def odd_rank(rank: int, cp_size: int, action: Action) -> str:
     return said
 
 
-def unequal_dispatches(rank: int, cp_size: int) -> None:
+@on_subgroup
+def unequal_dispatches(rank: int, group: Any) -> None:
     """A batch that one rank dispatched and dropped shifts nothing."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return
     plans = [
         magi.plan(masks.from_cu_seqlens([0, cut, TOKENS]), group, SHAPE, CONFIG)
         for cut in (100, 200)
@@ -116,11 +113,9 @@ def ends_with_its_group(rank: int, cp_size: int) -> None:
     assert comparison._states[later].channel is not None
 
 
-def forked_child(rank: int, cp_size: int) -> int:
+@on_subgroup
+def forked_child(rank: int, group: Any) -> int:
     """Exit code of a child that a rank forks, as for a tool of its own, and that ends normally."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return 0
     plan = magi.plan(masks.causal(TOKENS), group, SHAPE, CONFIG)
     magi.agree(plan, group)
     child = os.fork()
@@ -137,11 +132,9 @@ def forked_child(rank: int, cp_size: int) -> int:
     return code
 
 
-def every_exchange(rank: int, cp_size: int) -> dict[str, int]:
+@on_subgroup
+def every_exchange(rank: int, group: Any) -> dict[str, int]:
     """How many comparisons each call that exchanges rows begins, forward and backward."""
-    group = subgroup(cp_size)
-    if rank >= cp_size:
-        return {}
     plan = magi.plan(masks.causal(TOKENS), group, SHAPE, CONFIG)
     magi.agree(plan, group)
     channel = comparison._states[group].channel
