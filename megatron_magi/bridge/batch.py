@@ -44,5 +44,7 @@ def replace_rows(
 ) -> Any:
     """For `get_batch_on_this_cp_rank` and `_partition_packed_batch_for_cp`, by which Bridge shares
     out plain rows and packed documents: this rank's rows in place of all, as a new dict."""
+    if launch.captures_attention():
+        return original(batch, *args, **kwargs)
     local = dispatch_dict(launch, with_documents(batch))
     return {name: local[name] for name in batch}

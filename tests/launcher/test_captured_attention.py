@@ -8,8 +8,9 @@ import pytest
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
 
+from megatron_magi.bridge import batch as bridge_batch
 from megatron_magi.config import MagiConfig
-from megatron_magi.launcher import captured_attention, model_hooks
+from megatron_magi.launcher import batch, captured_attention, model_hooks
 from megatron_magi.launcher.flags import LauncherOptions
 from megatron_magi.launcher.session import LauncherState
 from tests.launcher.few_arguments import arguments
@@ -45,6 +46,13 @@ def test_documents_are_refused_where_a_graph_would_ignore_them() -> None:
     given = {"packed_seq_params": PackedSeqParams(qkv_format="thd")}
     with pytest.raises(ValueError, match="whole sequences, got PackedSeqParams"):
         model_hooks._give_plan(launch(), Model(), (torch.zeros(1, 4),), given)
+
+
+@pytest.mark.parametrize("wrap", [batch.replace_cp_batch, bridge_batch.replace_rows])
+def test_megatron_shares_out_the_rows(wrap: Any) -> None:
+    """Ranks that kept all rows would attend over the sequence once for each of them."""
+    share = wrap(lambda given, group: {"tokens": given["tokens"][:, group:]}, launch("local"))
+    assert share({"tokens": torch.arange(4).view(1, 4)}, 2)["tokens"].tolist() == [[2, 3]]
 
 
 def test_a_graph_has_no_dense_mask() -> None:

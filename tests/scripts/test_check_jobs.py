@@ -248,7 +248,7 @@ def llama_good_config() -> ConfigContainer | None:
 
 def llama_bad_config():
     cfg = llama_good_config()
-    cfg.model.cuda_graph_impl, cfg.model.context_parallel_size = "local", 2
+    cfg.model.cuda_graph_impl, cfg.model.context_parallel_size = "full_iteration", 2
     cfg.ddp.average_in_collective = True
     cfg.model.pipeline_model_parallel_layout = [["embedding"], ["mtp"], ["loss"]]
     cfg.mixed_precision = Precision()
