@@ -235,6 +235,8 @@ def delta_net_cases() -> list[Case]:
         case("stock cp1 delta net", 1, SMALL, DELTA_NET),
         case("magi cp1 delta net", 1, SMALL, DELTA_NET, MAGI),
         case("magi cp2 delta net", 2, SMALL, DELTA_NET, MAGI, CP2),
+        *both("cp1 delta net layer graphs", 1, DELTA_NET, TE_GRAPHS),
+        case("magi cp2 delta net layer graphs", 2, SMALL, DELTA_NET, MAGI, CP2, TE_GRAPHS),
         case("magi cp1 delta net documents", 1, SMALL, DELTA_NET, MAGI, DOCUMENTS),
         case("magi cp2 delta net documents", 2, SMALL, DELTA_NET, MAGI, CP2, DOCUMENTS),
     ]

@@ -19,6 +19,7 @@ from typing import Any
 from megatron.core.ssm import mamba_context_parallel
 from torch import Tensor
 
+from megatron_magi.adapter.graphs import captures_attention
 from megatron_magi.adapter.monkeypatch import wrap_in_megatron
 from megatron_magi.adapter.packed import MagiPackedSeqParams
 from megatron_magi.adapter.stream_view import ROWS, StreamParams, StreamRows, stream_view
@@ -101,7 +102,7 @@ def _give_stream(
     packed = kwargs.get("packed_seq_params")
     cp_size = layer.pg_collection.cp.size()
     if not isinstance(packed, MagiPackedSeqParams):
-        if packed is not None or cp_size > 1:
+        if packed is not None or (cp_size > 1 and not captures_attention(layer.config)):
             raise ValueError(
                 f"{type(layer).__name__} requires MagiPackedSeqParams when tokens are packed or "
                 f"context_parallel_size > 1, got {type(packed).__name__} with context_parallel_size"

@@ -1,8 +1,8 @@
 """Attention inside Megatron's CUDA graphs: whole sequences, stock batches.
 
 A graph takes tensors alone, so no plan can come with a microbatch. Megatron's batch then stays as
-it is, cut into mirrored pieces under context parallelism, and MagiCoreAttention makes the one plan
-that every microbatch has: each sequence is causal.
+it is, cut into mirrored pieces under context parallelism, as layers with state expect them, and
+MagiCoreAttention makes the one plan that every microbatch has: each sequence is causal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from megatron_magi.adapter.max_logit import SETTINGS as OF_MAX_LOGITS
 from megatron_magi.config import MagiConfig
 from megatron_magi.launcher.documents import OF_DOCUMENTS
 from megatron_magi.launcher.session import LauncherState, hook
-from megatron_magi.launcher.state_refusals import PACKAGES, PATTERNS
 
 OTHERS = {
     **dict.fromkeys(OF_DOCUMENTS, "documents change from one microbatch to the next"),
@@ -44,9 +43,6 @@ def refuse_captured_attention(args: Any, magi: MagiConfig, mask_name: str | None
         found.append((size, "Megatron cuts a batch before it copies it into such a graph"))
     if pieces > 2 and magi.transport == "symm_mem":
         found.append(("--magi-transport symm_mem", "all_to_all alone can be captured"))
-    pattern = "".join(getattr(args, name, None) or "" for name in PATTERNS)
-    if set(pattern) & set(PACKAGES):
-        found.append(("--hybrid-layer-pattern", "layers with state read a plan's documents"))
     if _loses_yarn(args):
         why = "Megatron hands YaRN's angles to none of these graphs"
         found.append(("--position-embedding-type yarn", why))

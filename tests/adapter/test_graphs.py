@@ -68,8 +68,6 @@ def test_graphs_that_hold_attention_require_one_plan(name: str) -> None:
         flag = f"--{name.replace('_', '-')}"
         with pytest.raises(SystemExit, match=f"{flag} with .* requires CUDA gra.* got {got}"):
             refuse_arguments(arguments(**graphs, **{name: True}))
-    with pytest.raises(SystemExit, match=r"--hybrid-layer-pattern with .* layers with state"):
-        refuse_arguments(arguments(**graphs, hybrid_layer_pattern="M*-M*-"))
     with pytest.raises(SystemExit, match=r"--magi-mask with .* every microbatch"):
         refuse_arguments(arguments(**graphs), mask_name="video_mask:frames")
 

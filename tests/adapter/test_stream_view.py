@@ -110,6 +110,15 @@ def test_rows_without_a_plan_are_refused(cp_size: int, packed: Any, text: str) -
         give(Layer(cp=cp_size), torch.zeros(48, 1, 4), packed)
 
 
+def test_plain_rows_stay_where_a_graph_holds_the_layer() -> None:
+    """Megatron's two mirrored pieces of each sequence, which the layer itself puts in order."""
+    layer = Layer(cp=2)
+    layer.config.cuda_graph_impl = "local"
+    assert give(layer, torch.zeros(48, 1, 4), None) is None
+    with pytest.raises(ValueError, match="got PackedSeqParams with context_parallel_size=2"):
+        give(layer, torch.zeros(48, 1, 4), PackedSeqParams(qkv_format="thd"))
+
+
 def test_a_layer_that_was_added_after_attach_is_refused() -> None:
     packed = packed_of([0, 96], 1)
     undo = state_layers._reordered(

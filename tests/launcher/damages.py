@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import megatron_magi
-from megatron_magi.adapter import core_attention, cpu, plugin
+from megatron_magi.adapter import core_attention, cpu, plugin, state_layers
 from megatron_magi.adapter.monkeypatch import Swap, replace_everywhere
 from megatron_magi.adapter.pipeline_agreement import open_pipeline_agreement
 from megatron_magi.launcher import (
@@ -34,7 +34,7 @@ def leave_batches_to_megatron() -> None:
 
 def graphs_hold_attention() -> None:
     """The launcher does what it does for a job whose CUDA graphs hold attention; there are none."""
-    for module in (session, core_attention, plugin):
+    for module in (session, core_attention, plugin, state_layers):
         module.captures_attention = lambda settings: True
 
 

@@ -44,6 +44,7 @@ MAMBA = {**HYBRID, **STATE, "hybrid-layer-pattern": "M*-E"}
 DENSE = {**MAMBA, "num-experts": None, "moe-router-topk": None}  # 0.20 wants an E beside these
 DELTA = {**DENSE, "hybrid-layer-pattern": "G*-M"}
 PP2 = {"pipeline-model-parallel-size": 2, "hybrid-layer-pattern": "M-|*M"}
+GRAPHS = "graphs_hold_attention"
 DOCUMENTS = {"reset-attention-mask": True, "reset-position-ids": True, "eod-mask-loss": True}
 
 
@@ -56,6 +57,10 @@ def runs(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> d
         job("mamba cp2", script, MAMBA, CP2),
         job("mamba joined stock", script, MAMBA, {"micro-batch-size": 2}),
         job("mamba joined cp2", script, MAMBA, CP2, {"micro-batch-size": 2}),
+        job("mamba captured cp2", script, MAMBA, CP2, damage=GRAPHS),
+        job(
+            "mamba joined captured cp2", script, MAMBA, CP2, {"micro-batch-size": 2}, damage=GRAPHS
+        ),
         job("mamba documents cp1", script, MAMBA, MAGI, DOCUMENTS),
         job("mamba documents cp2", script, MAMBA, CP2, DOCUMENTS),
         job("mamba pp2 stock", script, DENSE, {"hybrid-layer-pattern": "M-*M"}),
@@ -65,6 +70,7 @@ def runs(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> d
         jobs += [
             job("delta stock", script, DELTA),
             job("delta cp2", script, DELTA, CP2),
+            job("delta captured cp2", script, DELTA, CP2, damage=GRAPHS),
             job("delta documents cp1", script, DELTA, MAGI, DOCUMENTS),
             job("delta documents cp2", script, DELTA, CP2, DOCUMENTS),
         ]
@@ -79,9 +85,12 @@ def runs(megatron_checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> d
         ("mamba cp1", "mamba stock"),
         ("mamba cp2", "mamba stock"),
         ("mamba joined cp2", "mamba joined stock"),
+        ("mamba captured cp2", "mamba stock"),
+        ("mamba joined captured cp2", "mamba joined stock"),
         ("mamba documents cp2", "mamba documents cp1"),
         ("mamba pp2 cp2", "mamba pp2 stock"),
         ("delta cp2", "delta stock"),
+        ("delta captured cp2", "delta stock"),
         ("delta documents cp2", "delta documents cp1"),
     ],
 )
