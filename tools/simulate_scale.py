@@ -31,7 +31,8 @@ import numpy as np
 
 from benchmarks.lib.masks import MASKS
 from benchmarks.lib.options import at_least, list_of, new_file
-from benchmarks.planner.plans import DISTRIBUTIONS, HEADS, Setting, meta, packs
+from benchmarks.lib.record import describe_cpu, write_record
+from benchmarks.planner.plans import DISTRIBUTIONS, HEADS, SEED, Setting, packs
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.config import CostTable, ForwardMode, MagiConfig
@@ -262,9 +263,9 @@ def main(argv: list[str] | None = None) -> int:
         show(row)
     if given.out:
         of_run = {"record": str(given.record), "rates": asdict(rates), "costs": asdict(costs),
-                  "packs": given.packs, "rates_of": RATES_OF}  # fmt: skip
-        made = {"meta": meta() | of_run, "validation": checked, "rows": rows}
-        given.out.write_text(json.dumps(made, indent=1) + "\n")
+                  "packs": given.packs, "rates_of": RATES_OF, "seed": SEED, "heads": asdict(HEADS),
+                 }  # fmt: skip
+        write_record(given.out, describe_cpu() | of_run, rows, validation=checked)
         print(f"wrote {given.out}")
     return 0
 

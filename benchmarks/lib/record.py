@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from benchmarks.lib.command import command_line
 from megatron_magi.cli.parser import UsageError
 
 KEYS = ("head_dim", "mask", "seqlen", "direction", "impl")
@@ -39,6 +43,21 @@ def describe(command: str, commit: str | None) -> dict[str, Any]:
         "commit": commit or _output(["git", "rev-parse", "HEAD"]),
         "clocks": " / ".join(clocks),
         "command": command,
+    }
+
+
+def describe_cpu() -> dict[str, Any]:
+    """The same of a program that uses no GPU: the CPU in its place, and how busy it was."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    of_run = describe(command_line(), None)
+    return {
+        "cpu": next((line.split(":")[1].strip() for line in lines if "model name" in line), ""),
+        "load_average": os.getloadavg()[0],
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        **{name: of_run[name] for name in ("date", "commit", "command")},
     }
 
 
