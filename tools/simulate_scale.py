@@ -48,6 +48,7 @@ RATES_OF = "packed_causal"
 BACKWARD_TILES = 2.5
 """The model takes a backward tile as 5/2 forward tiles."""
 PLANS = ("lpt_2048", "flat", "nodes")
+COSTS = CostTable(ranks_per_node=8)
 
 
 @dataclass(frozen=True)
@@ -230,9 +231,6 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--packs", type=at_least(1), default=5, help="sampled sequences per setting"
     )
-    parser.add_argument("--ranks-per-node", type=at_least(1), default=8)
-    parser.add_argument("--node-link-gib-s", type=float, default=CostTable().node_link_gib_s)
-    parser.add_argument("--link-gib-s", type=float, default=CostTable().link_gib_s)
     parser.add_argument("--validate", action="store_true", help="compare with the record, no more")
     parser.add_argument("--out", type=new_file, help="record to write")
     return parser.parse_args(argv)
@@ -241,11 +239,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     given = options(argv)
     record = json.loads(given.record.read_text())
-    costs = CostTable(
-        link_gib_s=given.link_gib_s, node_link_gib_s=given.node_link_gib_s,
-        ranks_per_node=given.ranks_per_node,
-    )  # fmt: skip
-    checked = validate(record, costs)
+    checked = validate(record, COSTS)
     for row in checked:
         print(f"CP 2 {row['mask']:20s} {row['direction']}: modelled {row['modelled_ms']:7.3f} ms, "
               f"measured {row['measured_ms']:7.3f}, miss {row['miss']:+.1%}")  # fmt: skip
@@ -257,12 +251,12 @@ def main(argv: list[str] | None = None) -> int:
         for tokens in given.tokens:
             for cp_size in given.cp:
                 setting = Setting(name, False, cp_size, tokens)
-                rows += simulate(setting, given.packs, costs, rates)
+                rows += simulate(setting, given.packs, COSTS, rates)
     add_efficiency(rows)
     for row in rows:
         show(row)
     if given.out:
-        of_run = {"record": str(given.record), "rates": asdict(rates), "costs": asdict(costs),
+        of_run = {"record": str(given.record), "rates": asdict(rates), "costs": asdict(COSTS),
                   "packs": given.packs, "rates_of": RATES_OF, "seed": SEED, "heads": asdict(HEADS),
                  }  # fmt: skip
         write_record(given.out, describe_cpu() | of_run, rows, validation=checked)
