@@ -19,7 +19,7 @@ SIMULATED = ROOT / "benchmarks/records/simulate_scale_cpu_2026-11-23.json"
 
 
 def test_two_gpus_are_modelled_within_ten_percent() -> None:
-    rows = script.validate(json.loads(RECORD.read_text()), CostTable())
+    rows = script.validate(json.loads(RECORD.read_text()))
     assert len(rows) == 10 and {row["direction"] for row in rows} == {"fwd", "bwd"}
     assert max(abs(row["miss"]) for row in rows) <= 0.10
     assert json.loads(SIMULATED.read_text())["validation"] == rows
