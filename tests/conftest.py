@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,6 +57,19 @@ def _environment() -> Iterator[None]:
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture
+def world() -> Iterator[dist.ProcessGroup]:
+    """Four ranks of which this process is the third; PyTorch's fake backend has no peers."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    assert not dist.is_initialized(), "an earlier test left its group behind"
+    dist.init_process_group("fake", rank=2, world_size=4, store=FakeStore())
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,3 @@ def test_pre_commit_runs_what_the_test_script_runs() -> None:
     for hook in local["hooks"]:
         words = hook["entry"].replace("python -m ", "").replace(" --force-exclude", "").split()
         assert words[0].replace("-", "_") in script.replace("-", "_"), hook["id"]
-
-
-def test_the_package_says_that_it_is_typed() -> None:
-    assert (ROOT / "megatron_magi" / "py.typed").exists()
-    assert '"py.typed"' in (ROOT / "pyproject.toml").read_text()

@@ -55,6 +55,10 @@ def test_a_built_package_holds_the_pretrain_script(built: Path) -> None:
     assert {p.name: p.read_text() for p in examples.iterdir()} == {"pretrain_gpt.py": text}
 
 
+def test_a_built_package_says_that_it_is_typed(built: Path) -> None:
+    assert (built / "lib" / "megatron_magi" / "py.typed").exists()
+
+
 def test_a_built_package_is_ours_alone(built: Path) -> None:
     """Benchmarks, tools and scripts are of the checkout: their names are too common to install."""
     assert {p.name for p in (built / "lib").iterdir()} == {"megatron_magi", "megatron_magi.libs"}

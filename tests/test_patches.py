@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.train.pretrain_cases import words
 from megatron_magi.launcher.hook_points import FIRST, LAST
 from tests.launcher.test_other_layers import HYBRID
-from tests.launcher.tiny_flags import TINY, words
+from tests.launcher.tiny_flags import TINY
 
 ROOT = Path(__file__).parents[1]
 APPLY = ROOT / "scripts" / "apply_patches.sh"

@@ -23,7 +23,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ import numpy as np
 
 from benchmarks.lib.masks import MASKS
 from benchmarks.lib.options import at_least, list_of, new_file
-from benchmarks.planner.plans import DISTRIBUTIONS, HEADS, Setting, meta, packs
+from benchmarks.lib.record import describe_cpu, write_record
+from benchmarks.planner.plans import DISTRIBUTIONS, HEADS, SEED, Setting, packs
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.config import CostTable, ForwardMode, MagiConfig
@@ -47,6 +48,7 @@ RATES_OF = "packed_causal"
 BACKWARD_TILES = 2.5
 """The model takes a backward tile as 5/2 forward tiles."""
 PLANS = ("lpt_2048", "flat", "nodes")
+COSTS = CostTable(ranks_per_node=8)
 
 
 @dataclass(frozen=True)
@@ -137,17 +139,13 @@ def link_rows(plan: AttnPlan, per_node: int, *, once: bool) -> tuple[np.ndarray,
     return busiest, int(rows[crosses].sum())
 
 
-def plans_of(
-    mask: AttnMask, cp_size: int, costs: CostTable
-) -> Iterator[tuple[str, AttnPlan, float]]:
+def plans_of(mask: AttnMask, cp_size: int) -> Iterator[tuple[str, AttnPlan, float]]:
     """(name, plan, seconds of planning)."""
-    per_node = costs.ranks_per_node
     # The rates are measured times over tiles, so plans are balanced in tiles as well.
-    flat = MagiConfig(costs=replace(costs, ranks_per_node=None))
     configs = {
-        "lpt_2048": replace(flat, chunk_size=2048, costs=replace(flat.costs, swap_trials=0)),
-        "flat": flat,
-        "nodes": MagiConfig(costs=replace(costs, ranks_per_node=per_node)),
+        "lpt_2048": MagiConfig(chunk_size=2048, costs=CostTable(swap_trials=0)),
+        "flat": MagiConfig(),
+        "nodes": MagiConfig(costs=COSTS),
     }
     for name in PLANS:
         began = time.perf_counter()
@@ -155,14 +153,14 @@ def plans_of(
         yield name, plan, time.perf_counter() - began
 
 
-def simulate(setting: Setting, count: int, costs: CostTable, rates: Rates) -> list[dict[str, Any]]:
+def simulate(setting: Setting, count: int, rates: Rates) -> list[dict[str, Any]]:
     """One row for each plan: medians over packs."""
-    per_node = costs.ranks_per_node
+    per_node = COSTS.ranks_per_node
     assert per_node is not None
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in PLANS}
     for mask in packs(setting, count):
         flops = 4 * HEADS.num_heads_q * HEADS.head_dim * mask.area() / setting.cp_size
-        for name, plan, seconds in plans_of(mask, setting.cp_size, costs):
+        for name, plan, seconds in plans_of(mask, setting.cp_size):
             made = model(plan, rates, per_node, once=name == "nodes")
             both = made.forward_ms + made.backward_ms
             kernels = int(plan.loads.sum()) / plan.cp_size * (rates.forward_ps + rates.backward_ps)
@@ -180,7 +178,7 @@ def medians(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {k: round(float(statistics.median(r[k] for r in rows)), 4) for k in sorted(numbers)}
 
 
-def validate(record: dict[str, Any], costs: CostTable) -> list[dict[str, Any]]:
+def validate(record: dict[str, Any]) -> list[dict[str, Any]]:
     """Modelled against measured times on two GPUs of one host, per mask and direction."""
     rows = []
     for name in dict.fromkeys(row["mask"] for row in record["rows"]):
@@ -188,10 +186,8 @@ def validate(record: dict[str, Any], costs: CostTable) -> list[dict[str, Any]]:
             r["direction"]: r for r in record["rows"] if (r["mask"], r["impl"]) == (name, "ours")
         }
         one = measured["fwd"]
-        config = MagiConfig(costs=replace(costs, ranks_per_node=None))
-        plan = make_attn_plan(
-            MASKS[name](one["tokens"] * one["ranks"]), one["ranks"], HEADS, config
-        )
+        mask = MASKS[name](one["tokens"] * one["ranks"])
+        plan = make_attn_plan(mask, one["ranks"], HEADS, MagiConfig())
         made = model(plan, Rates.measured(record, name), one["ranks"], once=False)
         for direction, ms in (("fwd", made.forward_ms), ("bwd", made.backward_ms)):
             seen = measured[direction]["ms"]
@@ -229,9 +225,6 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--packs", type=at_least(1), default=5, help="sampled sequences per setting"
     )
-    parser.add_argument("--ranks-per-node", type=at_least(1), default=8)
-    parser.add_argument("--node-link-gib-s", type=float, default=CostTable().node_link_gib_s)
-    parser.add_argument("--link-gib-s", type=float, default=CostTable().link_gib_s)
     parser.add_argument("--validate", action="store_true", help="compare with the record, no more")
     parser.add_argument("--out", type=new_file, help="record to write")
     return parser.parse_args(argv)
@@ -240,11 +233,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     given = options(argv)
     record = json.loads(given.record.read_text())
-    costs = CostTable(
-        link_gib_s=given.link_gib_s, node_link_gib_s=given.node_link_gib_s,
-        ranks_per_node=given.ranks_per_node,
-    )  # fmt: skip
-    checked = validate(record, costs)
+    checked = validate(record)
     for row in checked:
         print(f"CP 2 {row['mask']:20s} {row['direction']}: modelled {row['modelled_ms']:7.3f} ms, "
               f"measured {row['measured_ms']:7.3f}, miss {row['miss']:+.1%}")  # fmt: skip
@@ -256,15 +245,15 @@ def main(argv: list[str] | None = None) -> int:
         for tokens in given.tokens:
             for cp_size in given.cp:
                 setting = Setting(name, False, cp_size, tokens)
-                rows += simulate(setting, given.packs, costs, rates)
+                rows += simulate(setting, given.packs, rates)
     add_efficiency(rows)
     for row in rows:
         show(row)
     if given.out:
-        of_run = {"record": str(given.record), "rates": asdict(rates), "costs": asdict(costs),
-                  "packs": given.packs, "rates_of": RATES_OF}  # fmt: skip
-        made = {"meta": meta() | of_run, "validation": checked, "rows": rows}
-        given.out.write_text(json.dumps(made, indent=1) + "\n")
+        of_run = {"record": str(given.record), "rates": asdict(rates), "costs": asdict(COSTS),
+                  "packs": given.packs, "rates_of": RATES_OF, "seed": SEED, "heads": asdict(HEADS),
+                 }  # fmt: skip
+        write_record(given.out, describe_cpu() | of_run, rows, validation=checked)
         print(f"wrote {given.out}")
     return 0
 

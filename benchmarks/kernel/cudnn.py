@@ -14,15 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.lib.cell import LEVELS, Call, Case, Direction, Inputs, Level, autograd_call
+from benchmarks.lib.cell import Call, Case, Direction, Inputs, autograd_call
 from benchmarks.lib.masks import Documents, cu_seqlens
 from megatron_magi.core.kernel.head_dims import HeadDims, widths_of
 
 
 class Cudnn:
     """Two doors to one library; SDPA costs nothing above the frontend on dense masks."""
-
-    levels: tuple[Level, ...] = LEVELS
 
     def missing(self) -> str | None:
         return None
@@ -34,8 +32,6 @@ class Cudnn:
             return "no softcap"
         if case.deterministic:
             return "its deterministic backward is not asked for here"
-        if is_dense(case.documents) and case.level == "op":
-            return "dense masks go through SDPA, which is autograd's"
         if is_dense(case.documents) or importlib.util.find_spec("cudnn"):
             return None
         return "no nvidia-cudnn-frontend here, and SDPA has neither documents nor windows"
@@ -45,19 +41,9 @@ class Cudnn:
         if is_dense(case.documents):
             causal = case.documents.causal
             attend = functools.partial(sdpa, SDPBackend.CUDNN_ATTENTION, causal)
-            return autograd_call(attend, case, direction, x)
+            return autograd_call(attend, direction, x)
         graphs = _graphs(case, (x.q.shape[1], x.k.shape[1]), widths_of(x.q, x.v))
-        if case.level == "autograd":
-            return autograd_call(lambda *qkv: _Packed.apply(*qkv, graphs), case, direction, x)
-        q, k, v = ({n: t} for n, t in (("q", x.q), ("k", x.k), ("v", x.v)))
-        saved = {"o": torch.empty_like(x.dout), "stats": graphs.new_stats()}
-        forward = functools.partial(graphs.forward.run, {**q, **k, **v, **saved})
-        if direction == "fwd":
-            return lambda: (forward(), (saved["o"],))[1]
-        forward()
-        grads = {n: torch.empty_like(t) for n, t in (("dq", x.q), ("dk", x.k), ("dv", x.v))}
-        tensors = {**q, **k, **v, **saved, "do": x.dout, **grads}
-        return lambda: (graphs.backward.run(tensors), tuple(grads.values()))[1]
+        return autograd_call(lambda *qkv: _Packed.apply(*qkv, graphs), direction, x)
 
 
 class _Packed(torch.autograd.Function):

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.kernel.peers import Ours, all_peers
 from benchmarks.kernel.speed import INPUT_SETS, run_cell
-from benchmarks.lib.cell import Call, Case, Direction, Inputs, Level, Peer
+from benchmarks.lib.cell import Call, Case, Direction, Inputs, Peer
 from benchmarks.lib.options import at_least, new_file
 from benchmarks.lib.record import describe, write_record
 from benchmarks.lib.timing import Budget, Ready, ready, row, time_calls
@@ -110,8 +110,8 @@ def softcap_cells(at: Setting) -> Iterator[Cell]:
         for name, (direction, is_deterministic) in directions.items():
             calls = {}
             for which, cap in (("without", 0.0), ("softcap", at.args.softcap)):
-                case = replace(at.case, level="op", softcap=cap, deterministic=is_deterministic)
-                calls[which] = ready([Ours().call(case, direction, x)] * 2)
+                case = replace(at.case, softcap=cap, deterministic=is_deterministic)
+                calls[which] = ready([Ours().below_autograd(case, direction, x)] * 2)
             dims = dict(zip(("head_dim", "value_dim"), at.widths, strict=True))
             yield {**dims, "heads": at.heads, "size": size, "direction": name}, direction, calls
 
@@ -139,7 +139,6 @@ class Deterministic:
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
-        self.levels: tuple[Level, ...] = peer.levels
 
     def missing(self) -> str | None:
         return self.peer.missing()
@@ -249,7 +248,7 @@ def main(argv: list[str] | None = None) -> int:
     failed = False
     meta = describe(" ".join(["python -m benchmarks.kernel.options", *argv]), args.commit)
     if args.option == "softcap":
-        meta |= {"softcap": args.softcap, "level": "op"}
+        meta |= {"softcap": args.softcap}
     option = OPTIONS[args.option]
     for at in settings(args):
         for more, direction, calls in option.cells(at):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from benchmarks.kernel.cudnn import Cudnn, is_dense, sdpa
-from benchmarks.lib.cell import LEVELS, Call, Case, Direction, Inputs, Level, Peer, autograd_call
+from benchmarks.lib.cell import Call, Case, Direction, Inputs, Peer, autograd_call
 from benchmarks.lib.flash import Ffa, Flash3, Flash4
 from megatron_magi import flex_flash_attn_func
 from megatron_magi.config import KernelBackend
@@ -22,9 +22,7 @@ from megatron_magi.core.kernel.select import select_backend
 
 
 class Ours:
-    """flex_flash_attn_func with a mask that it has seen; as "op" the backend below it."""
-
-    levels: tuple[Level, ...] = LEVELS
+    """flex_flash_attn_func with a mask that it has seen."""
 
     def __init__(self, backend: KernelBackend = "cuda") -> None:
         self.backend: KernelBackend = backend
@@ -37,15 +35,14 @@ class Ours:
         return None
 
     def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
-        if case.level == "op":
-            return self._below_autograd(case, direction, x)
         attend = functools.partial(
             flex_flash_attn_func, slices=case.mask, backend=self.backend,
             softcap=case.softcap, deterministic=case.deterministic,
         )  # fmt: skip
-        return autograd_call(lambda q, k, v: attend(q, k, v)[0], case, direction, x)
+        return autograd_call(lambda q, k, v: attend(q, k, v)[0], direction, x)
 
-    def _below_autograd(self, case: Case, direction: Direction, x: Inputs) -> Call:
+    def below_autograd(self, case: Case, direction: Direction, x: Inputs) -> Call:
+        """The backend's own functions, with what they need made before."""
         kernel = select_backend(self.backend, x.q.device, x.q.dtype, widths_of(x.q, x.v))
         scale, cap = x.q.shape[-1] ** -0.5, case.softcap
         asked = AttnCall(x.q, x.k, x.v, case.table, scale, softcap=cap)
@@ -62,8 +59,6 @@ class Ours:
 
 class Flex:
     """FlexAttention, compiled once per mask and length; its block mask is made from our slices."""
-
-    levels: tuple[Level, ...] = ("autograd",)
 
     def missing(self) -> str | None:
         return None
@@ -82,13 +77,11 @@ class Flex:
             out = compiled(*views, score_mod=cap, block_mask=blocks, enable_gqa=True)
             return out.squeeze(0).transpose(0, 1)
 
-        return autograd_call(attend, case, direction, x)
+        return autograd_call(attend, direction, x)
 
 
 class Flash2:
     """FlashAttention-2, which PyTorch has behind SDPA: what runs on GPUs before Hopper."""
-
-    levels: tuple[Level, ...] = ("autograd",)
 
     def missing(self) -> str | None:
         return None
@@ -103,7 +96,7 @@ class Flash2:
     def call(self, case: Case, direction: Direction, x: Inputs) -> Call:
         assert case.documents is not None
         attend = functools.partial(sdpa, SDPBackend.FLASH_ATTENTION, case.documents.causal)
-        return autograd_call(attend, case, direction, x)
+        return autograd_call(attend, direction, x)
 
 
 def _cap(softcap: float) -> Callable[..., Tensor] | None:

@@ -3,7 +3,6 @@
     python -m benchmarks.kernel.speed              # 16k: all masks, both directions, all peers
     python -m benchmarks.kernel.speed --masks causal,swa1024 --seqlens 8192,65536 --impls ours,fa3
     python -m benchmarks.kernel.speed --directions bwd --seconds 240 --record kernel.json
-    python -m benchmarks.kernel.speed --level op --impls ours,cudnn
     python -m benchmarks.kernel.speed --head-dim 192 --value-dim 128 --heads 16,16 --impls ours,fa3
     python -m benchmarks.kernel.speed --softcap 30 --impls ours,fa3,fa4
 
@@ -12,9 +11,8 @@ FlashAttention-4 and FlexAttention), cudnn, flex, fa2, fa3, fa4, ffa; what is le
 TFLOP/s count the visible area only: forward 4 * area * head_dim * heads, backward 2.5 times that
 (--value-dim: each product with its own width).
 Every round runs each implementation once, in random order, on one of several input sets in turn;
-the median counts. All are timed at one --level: "autograd" (default), through a differentiable
-function and its torch.autograd.grad, which all have; "op", below autograd. A record has one level.
-An implementation whose outputs are not those of the first is left out. A row has the clock and the
+the median counts. All are timed through a differentiable function and its torch.autograd.grad. An
+implementation whose outputs are not those of the first is left out. A row has the clock and the
 power at the end of its cell.
 """
 
@@ -29,7 +27,7 @@ from pathlib import Path
 from benchmarks.kernel.compile import compile_ahead
 from benchmarks.kernel.peers import all_peers
 from benchmarks.lib.board import board_state
-from benchmarks.lib.cell import DEFAULT_LEVEL, LEVELS, Case, Direction, Inputs, Peer
+from benchmarks.lib.cell import Case, Direction, Inputs, Peer
 from benchmarks.lib.masks import MASKS
 from benchmarks.lib.options import at_least, head_counts, list_of, new_file, one_of
 from benchmarks.lib.record import Record, describe, slower
@@ -55,8 +53,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     names, numbers = list_of(str), list_of(at_least(1))
     parser.add_argument("--masks", type=list_of(one_of(list(MASKS))), default=list(MASKS))
     parser.add_argument("--seqlens", type=numbers, default=[16384])
-    parser.add_argument("--impls", type=names, help="default: all that can be timed at the level")
-    parser.add_argument("--level", choices=LEVELS, default=DEFAULT_LEVEL)
+    parser.add_argument("--impls", type=names, help="default: all")
     parser.add_argument(
         "--directions", type=list_of(one_of(("fwd", "bwd"))), default=["fwd", "bwd"]
     )
@@ -118,20 +115,12 @@ def importable(args: argparse.Namespace) -> dict[str, Peer]:
     """The implementations asked for; what is not there is said once.
 
     Raises:
-        SystemExit: a name that is not known, or one that cannot be timed at the level.
+        SystemExit: a name that is not known.
     """
     known = all_peers()
     if unknown := set(args.impls or ()) - set(known):
         raise SystemExit(f"--impls takes {', '.join(known)}, got {', '.join(sorted(unknown))}")
-    others = [name for name in known if args.level not in known[name].levels]
-    if refused := [name for name in args.impls or () if name in others]:
-        raise SystemExit(
-            f"all implementations of a run must be timed at one level, got {', '.join(refused)} "
-            f"which cannot be timed at --level {args.level}; leave them out, or take "
-            f"--level {DEFAULT_LEVEL}"
-        )
-    names = args.impls or [name for name in known if name not in others]
-    missing = {name: known[name].missing() for name in names}
+    missing = {name: known[name].missing() for name in args.impls or known}
     for name, reason in missing.items():
         if reason is not None:
             print(f"no column {name}: {reason}", file=sys.stderr)
@@ -142,7 +131,7 @@ def cells(args: argparse.Namespace) -> Iterator[tuple[Case, Direction, list[Inpu
     for seqlen in args.seqlens:
         inputs = [Inputs.random(seqlen, tuple(args.heads), widths(args)) for _ in range(INPUT_SETS)]
         for name in args.masks:
-            case = Case(name, seqlen, args.level, args.softcap)
+            case = Case(name, seqlen, args.softcap)
             for direction in args.directions:
                 yield case, direction, inputs
 
@@ -153,8 +142,7 @@ def main(argv: list[str] | None = None) -> int:
     args, begin, failed = options(argv), time.monotonic(), False
     peers = importable(args)
     command = "python -m benchmarks.kernel.speed " + " ".join(argv)
-    meta = {**describe(command, args.commit), "level": args.level}
-    record = Record(args.record, meta, args.append)
+    record = Record(args.record, describe(command, args.commit), args.append)
     compile_flex(args, peers)
     for case, direction, inputs in cells(args):
         label = f"{direction} {case.seqlen:7d} {case.name:20s}"
@@ -177,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
         failed |= "ours" in left_out or any(DIFFERS in reason for reason in left_out.values())
     record.finish(describe(command, args.commit))
     if args.compare:
-        print("\n".join(slower(record.rows, args.compare, args.level)))
+        print("\n".join(slower(record.rows, args.compare)))
     return int(failed)
 
 

@@ -17,26 +17,16 @@ from megatron_magi.core.kernel.slice_table import SliceTable
 
 Direction = Literal["fwd", "bwd"]
 
-Level = Literal["op", "autograd"]
-"""How a call is made, the same for all implementations of a run. "autograd": through a
-differentiable function, on tensors that require gradients, and its torch.autograd.grad, as in a
-training loop. "op": below autograd, the kernels' own functions with what they need made before."""
-
-LEVELS: tuple[Level, ...] = ("op", "autograd")
-DEFAULT_LEVEL: Level = "autograd"
-"""The one that every implementation has."""
-
 Call = Callable[[], tuple[Tensor, ...]]
 """One forward or backward on the current stream: (out,) or (dq, dk, dv), all [tokens, heads, D]."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A mask at a length, the level at which it is timed, and what else is asked for."""
+    """A mask at a length, and what else is asked for."""
 
     name: str
     seqlen: int
-    level: Level = DEFAULT_LEVEL
     softcap: float = 0.0
     """0: logits are scaled scores. Otherwise they are softcap * tanh(scaled score / softcap)."""
     deterministic: bool = False
@@ -94,9 +84,6 @@ class Inputs:
 class Peer(Protocol):
     """An implementation, by what it refuses and what it runs."""
 
-    levels: tuple[Level, ...]
-    """At which it can be timed."""
-
     def missing(self) -> str | None:
         """Why it is not there at all; None: it is."""
 
@@ -107,11 +94,9 @@ class Peer(Protocol):
         """The work to be timed. Everything that a training step does once is done here."""
 
 
-def autograd_call(
-    attend: Callable[..., Tensor], case: Case, direction: Direction, x: Inputs
-) -> Call:
-    """The call, at the level of autograd, of a differentiable function of q, k, v."""
-    assert case.level == "autograd", "an implementation has to say at which levels it can be timed"
+def autograd_call(attend: Callable[..., Tensor], direction: Direction, x: Inputs) -> Call:
+    """A differentiable function of q, k, v on tensors that require gradients, or its
+    torch.autograd.grad, as in a training loop."""
     leaves = x.leaves()
     if direction == "fwd":
         return lambda: (attend(*leaves),)

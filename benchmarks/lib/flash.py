@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.lib.cell import Call, Case, Direction, Inputs, Level, autograd_call
+from benchmarks.lib.cell import Call, Case, Direction, Inputs, autograd_call
 from benchmarks.lib.masks import BlockCausal, block_causal, cu_seqlens
 from megatron_magi.magi_attention.mask_type import typed_slices
 
@@ -20,7 +20,6 @@ class Imported:
     its own affair and changes between its versions, so it is timed through autograd only."""
 
     module: str
-    levels: tuple[Level, ...] = ("autograd",)
 
     @functools.cached_property
     def package(self) -> Any:
@@ -49,9 +48,9 @@ class Flash3(Imported):
             blocks, function = block_causal(case.seqlen), self.package.flash_attn_varlen_func
             arguments = _block_arguments(blocks, x.q.device) | _asked_for(case)
             return autograd_call(
-                lambda q, k, v: _first(function(q, k, v, **arguments)), case, direction, x
+                lambda q, k, v: _first(function(q, k, v, **arguments)), direction, x
             )
-        return autograd_call(self.attend(case, x.q.device), case, direction, x)
+        return autograd_call(self.attend(case, x.q.device), direction, x)
 
     def attend(self, case: Case, device: torch.device) -> Any:
         docs = case.documents
@@ -96,7 +95,7 @@ class Ffa(Imported):
         )
         ranges = [_ints(part, x.q.device) for part in parts]
         function = functools.partial(self.package.flex_flash_attn_func, **_asked_for(case))
-        return autograd_call(lambda q, k, v: _first(function(q, k, v, *ranges)), case, direction, x)
+        return autograd_call(lambda q, k, v: _first(function(q, k, v, *ranges)), direction, x)
 
 
 def _asked_for(case: Case) -> dict[str, Any]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
+import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from benchmarks.lib.command import command_line
 from megatron_magi.cli.parser import UsageError
 
 KEYS = ("head_dim", "mask", "seqlen", "direction", "impl")
@@ -42,23 +46,29 @@ def describe(command: str, commit: str | None) -> dict[str, Any]:
     }
 
 
-class Record:
-    """Rows so far and the file that holds them; with ``append`` the file's other cells stay.
+def describe_cpu() -> dict[str, Any]:
+    """The same of a program that uses no GPU: the CPU in its place, and how busy it was."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    of_run = describe(command_line(), None)
+    return {
+        "cpu": next((line.split(":")[1].strip() for line in lines if "model name" in line), ""),
+        "load_average": os.getloadavg()[0],
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        **{name: of_run[name] for name in ("date", "commit", "command")},
+    }
 
-    Raises:
-        SystemExit: appending to a record of another level.
-    """
+
+class Record:
+    """Rows so far and the file that holds them; with ``append`` the file's other cells stay."""
 
     def __init__(self, path: Path | None, meta: dict[str, Any], append: bool = False) -> None:
         self.path, self.meta = path, dict(meta)
         self.rows: list[dict[str, Any]] = []
         if append and path is not None and path.exists():
             old = json.loads(path.read_text())
-            if old["meta"].get("level") != meta.get("level"):
-                raise SystemExit(
-                    f"a record has one level, got {level_of(old)} in {path} and {meta['level']} "
-                    f"now; pass --level as there, or another --record"
-                )
             before = old["meta"]["command"]
             commands = [before] if isinstance(before, str) else before
             self.rows, self.meta["command"] = old["rows"], [*commands, meta["command"]]
@@ -114,16 +124,9 @@ def _named(row: dict[str, Any], keys: Sequence[str]) -> tuple[Any, ...]:
     return tuple(row.get(key) for key in keys)
 
 
-def level_of(record: dict[str, Any]) -> str:
-    """At which level its implementations were timed; see `cell.Level`."""
-    return str(record["meta"].get("level", "different levels"))
-
-
-def slower(rows: list[dict[str, Any]], path: Path, level: str) -> list[str]:
+def slower(rows: list[dict[str, Any]], path: Path) -> list[str]:
     """What is over 15 % slower than in that record. Printed only: machines are noisy."""
     there = json.loads(path.read_text())
-    if level_of(there) != level:
-        return [f"not compared: {path} was taken at {level_of(there)}, this run at {level}"]
     keys = [key for key in KEYS if all(key in row for row in there["rows"])]
     old = {_named(row, keys): row["tflops"] for row in there["rows"]}
     return [

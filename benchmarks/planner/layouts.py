@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.lib.options import at_least, new_file
-from benchmarks.lib.record import record_of, write_record
-from benchmarks.planner.plans import DISTRIBUTIONS, SEED, meta
+from benchmarks.lib.record import describe_cpu, record_of, write_record
+from benchmarks.planner.plans import DISTRIBUTIONS, SEED
 from megatron_magi.balance.layout_times import Machine
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.layouts import LayoutJob, Model, facts, verdict
@@ -52,8 +52,8 @@ def main() -> int:
     ]
     print("\n".join(table(rows)))
     if options.out:
-        made = {**meta(), "heads": asdict(HEADS), "model": asdict(MODEL), "steps": STEPS}
-        write_record(options.out, {**made, "units": "seconds"}, rows)
+        job = {"seed": SEED, "heads": asdict(HEADS), "model": asdict(MODEL), "steps": STEPS}
+        write_record(options.out, {**describe_cpu(), **job, "units": "seconds"}, rows)
     return 0
 
 

@@ -9,21 +9,16 @@ until the sequence is full; "cut" cuts them at a quarter of the sequence first.
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.lib.command import command_line
 from benchmarks.lib.options import at_least, new_file
-from benchmarks.lib.record import write_record
+from benchmarks.lib.record import describe_cpu, write_record
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.config import CostTable, MagiConfig
@@ -34,6 +29,7 @@ from megatron_magi.masks import from_cu_seqlens
 
 HEADS = HeadShape(64, 8, 128)
 SEED = 42
+FINE = 512
 
 # Share of documents (percent) per bin of lengths; lengths are uniform inside a bin.
 DISTRIBUTIONS: dict[str, tuple[list[int], list[float]]] = {
@@ -119,16 +115,16 @@ def summarise(plans: list[AttnPlan], times_ms: list[float]) -> dict[str, Any]:
     }
 
 
-def measure_quality(setting: Setting, count: int, fine: int) -> dict[str, Any]:
+def measure_quality(setting: Setting, count: int) -> dict[str, Any]:
     """LPT with large and fine chunks, the swap search with fine chunks and with its own choice."""
     configs = {
         "lpt_2048": MagiConfig(chunk_size=2048, costs=CostTable(swap_trials=0)),
-        "lpt_fine": MagiConfig(chunk_size=fine, costs=CostTable(swap_trials=0)),
-        "swap_fine": MagiConfig(chunk_size=fine),
+        "lpt_fine": MagiConfig(chunk_size=FINE, costs=CostTable(swap_trials=0)),
+        "swap_fine": MagiConfig(chunk_size=FINE),
         "swap_auto": MagiConfig(),
     }
     masks = list(packs(setting, count))
-    row: dict[str, Any] = {"what": "quality", **asdict(setting), "packs": count, "fine": fine}
+    row: dict[str, Any] = {"what": "quality", **asdict(setting), "packs": count, "fine": FINE}
     for name, config in configs.items():
         made = [
             timed(lambda m=mask, c=config: make_attn_plan(m, setting.cp_size, HEADS, c))
@@ -168,12 +164,12 @@ def measure_speed(setting: Setting, count: int, chunk_size: int | None) -> dict[
     return row
 
 
-def measure_budget(setting: Setting, count: int, fine: int) -> dict[str, Any]:
+def measure_budget(setting: Setting, count: int) -> dict[str, Any]:
     """Rows received and time against the budget of the swap search."""
-    row: dict[str, Any] = {"what": "budget", **asdict(setting), "packs": count, "fine": fine}
+    row: dict[str, Any] = {"what": "budget", **asdict(setting), "packs": count, "fine": FINE}
     masks = list(packs(setting, count))
     for trials in (0, 2_000, 20_000, None, 1_000_000):
-        config = MagiConfig(chunk_size=fine, costs=CostTable(swap_trials=trials))
+        config = MagiConfig(chunk_size=FINE, costs=CostTable(swap_trials=trials))
         made = [
             timed(lambda m=mask, c=config: make_attn_plan(m, setting.cp_size, HEADS, c))
             for mask in masks
@@ -191,9 +187,9 @@ def run(count: int) -> list[dict[str, Any]]:
                 for tokens in (8192, 16384):
                     setting = Setting(distribution, cut, cp_size, tokens)
                     packs_here = count if cp_size < 64 else max(1, count // 4)
-                    rows.append(measure_quality(setting, packs_here, 512))
+                    rows.append(measure_quality(setting, packs_here))
                     show_quality(rows[-1], setting)
-        rows.append(measure_budget(Setting(distribution, True, 8, 16384), count // 2, 512))
+        rows.append(measure_budget(Setting(distribution, True, 8, 16384), count // 2))
         for tokens, chunk_size in ((8192, 512), (49152, None)):  # 1,024 chunks; 3M tokens
             setting = Setting(distribution, True, 64, tokens)
             rows.append(measure_speed(setting, max(1, count // 4), chunk_size))
@@ -218,26 +214,6 @@ def show_speed(row: dict[str, Any], setting: Setting) -> None:
         print(f"{setting!s:26} | speed {name} {row[name]}", flush=True)
 
 
-def meta() -> dict[str, Any]:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    cpu = next((line.split(":")[1].strip() for line in lines if "model name" in line), "")
-    git = ["git", "rev-parse", "--short", "HEAD"]
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "cpu": cpu,
-        "load_average": os.getloadavg()[0],
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
-        "command": command_line(),
-        "seed": SEED,
-        "heads": asdict(HEADS),
-        "units": "received_own: rows received over a rank's own rows, mean over ranks and packs",
-    }
-
-
 def main() -> None:
     parser = CommandParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -245,7 +221,9 @@ def main() -> None:
     )
     parser.add_argument("--out", type=new_file, help="record to write")
     given = parser.parse_args()
-    write_record(given.out, meta(), run(given.packs))
+    units = "received_own: rows received over a rank's own rows, mean over ranks and packs"
+    meta = {**describe_cpu(), "seed": SEED, "heads": asdict(HEADS), "units": units}
+    write_record(given.out, meta, run(given.packs))
 
 
 if __name__ == "__main__":

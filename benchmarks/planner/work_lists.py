@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks.lib.masks import random_blocks
 from benchmarks.lib.options import at_least, list_of, new_file
-from benchmarks.lib.record import write_record
-from benchmarks.planner.plans import HEADS, meta, packed_causal
+from benchmarks.lib.record import describe_cpu, write_record
+from benchmarks.planner.plans import HEADS, packed_causal
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser
 from megatron_magi.core.mask import AttnMask
@@ -101,7 +101,7 @@ def main(argv: list[str] | None = None) -> int:
         for name in BUILDERS:
             rows.append(measure(name, tokens, given.rounds))
             print(json.dumps(rows[-1]), flush=True)
-    write_record(given.out, meta(), rows)
+    write_record(given.out, describe_cpu(), rows)
     return 0
 
 

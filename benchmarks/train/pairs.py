@@ -12,8 +12,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.lib.changed_arguments import ARGUMENTS
-from benchmarks.train.pretrain import words
-from benchmarks.train.pretrain_cases import Case
+from benchmarks.train.pretrain_cases import Case, words
 from megatron_magi.launcher.flags import take_flags
 from megatron_magi.launcher.preflight import megatron_parser, validated
 

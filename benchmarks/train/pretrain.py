@@ -34,7 +34,7 @@ from benchmarks.lib.command import command_line
 from benchmarks.lib.options import at_least, new_file, positive
 from benchmarks.lib.record import describe, write_record
 from benchmarks.train.corpora import corpus
-from benchmarks.train.pretrain_cases import AGREE, WORK, Case, Flags
+from benchmarks.train.pretrain_cases import AGREE, WORK, Case, words
 from benchmarks.train.pretrain_te import delta_net_cases, flag_cases, host_cases
 from benchmarks.train.step_profile import read_profile
 from benchmarks.train.warm_ranks import Job, WarmRanks
@@ -201,17 +201,6 @@ def _profile(case: Case, shared: Round) -> dict[str, Any]:
     profile = read_profile(path)
     path.unlink()
     return {"profile": profile}
-
-
-def words(flags: Flags) -> list[str]:
-    """Command line of flags; True writes the name alone, False and None nothing."""
-    line = []
-    for name, value in flags.items():
-        if value is None or value is False:
-            continue
-        values = [] if value is True else value if isinstance(value, list) else [value]
-        line += [f"--{name}", *map(str, values)]
-    return line
 
 
 def read_log(output: str) -> dict[str, Any]:

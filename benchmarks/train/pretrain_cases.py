@@ -72,6 +72,17 @@ WORK = "WORK"
 """In the value of a flag: a folder that the cases of a round share."""
 
 
+def words(flags: Flags) -> list[str]:
+    """Command line of flags; True writes the name alone, False and None nothing."""
+    line = []
+    for name, value in flags.items():
+        if value is None or value is False:
+            continue
+        values = [] if value is True else value if isinstance(value, list) else [value]
+        line += [f"--{name}", *map(str, values)]
+    return line
+
+
 @dataclass(frozen=True)
 class Case:
     """One run of the script."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import megatron_magi.launcher  # noqa: F401  prepares megatron before it is imported
 from megatron_magi.balance import document_lengths
 from megatron_magi.launcher.cpu import skip_compilation_of_wheels
+from tests.data_files import write_documents
 
 skip_compilation_of_wheels()
 gpt = pytest.importorskip("megatron.core.datasets.gpt_dataset")
@@ -34,15 +34,11 @@ class Tokenizer:
 
 def write(prefix: Path, seed: int) -> str:
     """Documents of 1 to 9 and of 60 to 200 tokens; some of them fill samples exactly."""
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
     rng = np.random.default_rng(seed)
-    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
-    for number in range(120):
-        length = LENGTH if not number % 7 else int(rng.integers(*((60, 200), (1, 10))[number % 2]))
-        builder.add_document(torch.zeros(length, dtype=torch.int64), [length])
-    builder.finalize(f"{prefix}.idx")
-    return str(prefix)
+    return write_documents(prefix, [
+        LENGTH if not number % 7 else int(rng.integers(*((60, 200), (1, 10))[number % 2]))
+        for number in range(120)
+    ])  # fmt: skip
 
 
 def build(folder: Path, paths: list[str], per_split: bool = False, **more: Any) -> list[Any]:

@@ -16,11 +16,12 @@ from unittest.mock import Mock
 import pytest
 
 import megatron_magi.adapter
+from benchmarks.train.pretrain_cases import words
 from megatron_magi.cli import check
 from megatron_magi.launcher import job_plans, preflight
 from tests.cli.command import Capture, run
 from tests.launcher.layouts import MLA, MOE
-from tests.launcher.tiny_flags import TINY, words
+from tests.launcher.tiny_flags import TINY
 from tests.megatron_worker import NO_COMPILER
 
 HERE = Path(__file__).parent

@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from megatron_magi import HeadShape
 from megatron_magi.cli.layouts import Model
 from tests.cli.command import Capture, run
+from tests.data_files import write_documents
 
 SHAPE = ["--model", "4,512,512,512", "--steps", "4"]
 
@@ -21,18 +20,11 @@ SHAPE = ["--model", "4,512,512,512", "--steps", "4"]
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """One with documents of very different lengths, and one whose documents are all short."""
     pytest.importorskip("megatron.core")
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
     import megatron_magi.adapter  # noqa: F401  prepares the import of Megatron
 
     folder = tmp_path_factory.mktemp("corpora")
     lengths = {"mixed": [8000, *[40] * 400] * 20, "short": [500] * 500}
-    for name, documents in lengths.items():
-        builder = IndexedDatasetBuilder(f"{folder}/{name}.bin", dtype=np.uint16)
-        for length in documents:
-            builder.add_document(torch.full((length,), 7), [length])
-        builder.finalize(f"{folder}/{name}.idx")
-    return {name: f"{folder}/{name}" for name in lengths}
+    return {name: write_documents(folder / name, each) for name, each in lengths.items()}
 
 
 def layouts(capsys: Capture, prefix: str, *options: str) -> tuple[int, str, str]:

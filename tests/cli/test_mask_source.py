@@ -4,11 +4,10 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from tests.cli.command import Capture, plan_json, run
+from tests.data_files import write_documents
 
 
 @pytest.mark.parametrize("heads", ["16,4,64", "16/4,64", "16/4x64", "16/4x64,64"])
@@ -141,12 +140,7 @@ def test_options_of_data_need_data(capsys: Capture, option: str) -> None:
 
 def test_documents_of_an_index_need_no_eod(capsys: Capture, tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
-    builder = IndexedDatasetBuilder(f"{tmp_path}/corpus.bin", dtype=np.uint16)
-    for length in [60, 0, 30, 90] * 10:
-        builder.add_document(torch.full((length,), 7), [length])
-    builder.finalize(f"{tmp_path}/corpus.idx")
-    given = ("--data", f"{tmp_path}/corpus", "--seq-length", "512", "--cp", "2")
+    corpus = write_documents(tmp_path / "corpus", [60, 0, 30, 90] * 10)
+    given = ("--data", corpus, "--seq-length", "512", "--cp", "2")
     found = plan_json(capsys, *given)
     assert found["mask"]["tokens"] == 512 and found["mask"]["slices"] > 5

@@ -41,10 +41,11 @@ from megatron.training import training  # noqa: E402
 sys.path.append(str(Path(__file__).parents[2] / "examples"))
 
 from init_by_name import init_by_name  # noqa: E402
-from tiny_flags import TINY, use_few_documents, words  # noqa: E402
+from tiny_flags import TINY, use_few_documents  # noqa: E402
 
 import megatron_magi.core.kernel.reference  # noqa: E402
 import megatron_magi.launcher.hook_points  # noqa: E402, F401
+from benchmarks.train.pretrain_cases import words  # noqa: E402
 from megatron_magi import run  # noqa: E402
 
 use_few_documents()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import megatron_magi.adapter  # noqa: F401  prepares the import of Megatron
 from megatron_magi.launcher.file_samples import FileSamples, open_index
+from tests.data_files import write_documents
 
 EOD = 9
 
@@ -67,13 +68,8 @@ def test_tokens_end_documents_inside_a_sequence_of_the_index() -> None:
 
 
 def test_a_file_of_megatron_is_read(tmp_path: Path) -> None:
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
-    builder = IndexedDatasetBuilder(f"{tmp_path}/corpus.bin", dtype=np.uint16)
-    for length in (5, 0, 7):
-        builder.add_document(torch.full((length,), 7), [length])
-    builder.finalize(f"{tmp_path}/corpus.idx")
-    found = FileSamples(open_index(f"{tmp_path}/corpus"), 12).boundaries(0).tolist()
+    index = open_index(write_documents(tmp_path / "corpus", (5, 0, 7)))
+    found = FileSamples(index, 12).boundaries(0).tolist()
     assert found in ([0, 5, 12], [0, 7, 12])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,6 +17,7 @@ from megatron_magi.launcher.documents import MaskRequest
 from megatron_magi.launcher.flags import LauncherOptions
 from megatron_magi.launcher.job_plans import UnknownMask, plan_job
 from megatron_magi.launcher.job_sizes import ModelSizes
+from tests.data_files import write_documents
 from tests.launcher.few_arguments import arguments
 
 OPTIONS = LauncherOptions(MagiConfig())
@@ -48,13 +48,7 @@ def by_rows(request: MaskRequest) -> AttnMask:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> str:
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
-    builder = IndexedDatasetBuilder(f"{tmp_path}/corpus.bin", dtype=np.uint16)
-    for length in [60, 30, 90] * 10:
-        builder.add_document(torch.full((length,), 7), [length])
-    builder.finalize(f"{tmp_path}/corpus.idx")
-    return f"{tmp_path}/corpus"
+    return write_documents(tmp_path / "corpus", [60, 30, 90] * 10)
 
 
 def test_a_causal_job_counts_every_cell() -> None:

@@ -216,26 +216,19 @@ def test_a_middle_stage_without_samples_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("case", "bounds"),
     [
-        pytest.param({"dataloader_type": "external"}, id="a loader that may save its position"),
-        pytest.param({"mask": "tests.launcher.video_mask:frames"}, id="a mask by name"),
+        pytest.param({"dataloader_type": "external"}, [0, 1, LENGTH], id="a loader that may save"),
+        pytest.param({"mask": "tests.launcher.video_mask:frames"}, [0, 1, LENGTH], id="a mask"),
+        pytest.param({}, None, id="no documents"),
     ],
 )
-def test_some_samples_are_not_drawn_ahead(case: dict[str, Any]) -> None:
-    launch = launch_of(LENGTH, dataloader_inter_document_masking=True, **case)
+def test_some_samples_are_not_drawn_ahead(case: dict[str, Any], bounds: list[int] | None) -> None:
+    launch = launch_of(LENGTH, dataloader_inter_document_masking=bounds is not None, **case)
     iterator = hooked(launch)(samples := iter(stream(3)))
     launch.microbatch.begin(iterator)
     next(iterator)
-    assert len(list(samples)) == 2 and launch.microbatch.bounds() == [0, 1, LENGTH]
-
-
-def test_without_documents_nothing_is_drawn_ahead() -> None:
-    launch = launch_of(LENGTH)
-    iterator = hooked(launch)(samples := iter(stream(3)))
-    launch.microbatch.begin(iterator)
-    next(iterator)
-    assert len(list(samples)) == 2 and launch.microbatch.bounds() is None
+    assert len(list(samples)) == 2 and launch.microbatch.bounds() == bounds
 
 
 def test_samples_that_are_skipped_are_not_planned(launch: LauncherState) -> None:

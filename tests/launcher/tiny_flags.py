@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 TINY = {
     "num-layers": 2,
     "hidden-size": 64,
@@ -53,14 +51,3 @@ def use_few_documents() -> None:
     from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
 
     MockGPTLowLevelDataset.size = 1000
-
-
-def words(flags: dict[str, Any]) -> list[str]:
-    """As a command line has them; True is a flag without a value, None and False are none."""
-    line = []
-    for name, value in flags.items():
-        if value is None or value is False:
-            continue
-        values = [] if value is True else value if isinstance(value, list) else [value]
-        line += [f"--{name}", *map(str, values)]
-    return line

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.train.pretrain_cases import words
 from tests.launcher.layouts import SMALL_SCRIPT
-from tests.launcher.tiny_flags import words
 from tests.megatron_worker import NO_COMPILER
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import launcher_jobs
-from tiny_flags import TINY, words
+from tiny_flags import TINY
 
+from benchmarks.train.pretrain_cases import words
 from megatron_magi.launcher import install  # noqa: F401  before worlds are forked
 from megatron_magi.launcher import preflight as launcher_job
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from megatron_magi import magi_attention as api
 from megatron_magi.core.runtime.plan_cache import cached_plan
@@ -23,17 +22,6 @@ def nothing_is_remembered() -> Iterator[None]:
     api.clear_cache()
     yield
     api.clear_cache()
-
-
-@pytest.fixture
-def world() -> Iterator[dist.ProcessGroup]:
-    """Four ranks of which this process is the third; PyTorch's fake backend has no peers."""
-    assert not dist.is_initialized(), "an earlier test left its group behind"
-    dist.init_process_group("fake", rank=2, world_size=4, store=FakeStore())
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def key_of(group: Any) -> api.DistAttnRuntimeKey:

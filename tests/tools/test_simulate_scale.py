@@ -19,7 +19,7 @@ SIMULATED = ROOT / "benchmarks/records/simulate_scale_cpu_2026-11-23.json"
 
 
 def test_two_gpus_are_modelled_within_ten_percent() -> None:
-    rows = script.validate(json.loads(RECORD.read_text()), CostTable())
+    rows = script.validate(json.loads(RECORD.read_text()))
     assert len(rows) == 10 and {row["direction"] for row in rows} == {"fwd", "bwd"}
     assert max(abs(row["miss"]) for row in rows) <= 0.10
     assert json.loads(SIMULATED.read_text())["validation"] == rows
@@ -39,10 +39,11 @@ def test_rows_of_one_exchange_count_on_every_link_they_take() -> None:
 
 
 def test_nodes_are_ahead_and_the_record_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(script, "COSTS", CostTable(ranks_per_node=4))
     out = tmp_path / "sim.json"
-    words = ["--cp", "4,16", "--tokens", "2048", "--packs", "1", "--ranks-per-node", "4"]
+    words = ["--cp", "4,16", "--tokens", "2048", "--packs", "1"]
     assert script.main([*words, "--record", str(RECORD), "--out", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert [(r["cp_size"], r["plan"]) for r in rows] == [

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernel import cudnn
-from benchmarks.lib.cell import LEVELS, Case, Inputs
+from benchmarks.lib.cell import Case, Inputs
 from benchmarks.lib.timing import difference
 from megatron_magi.core.kernel.head_dims import HeadDims
 from tests.benchmarks.kernel.dense_case import SEQLEN, attend, expected
@@ -40,17 +40,16 @@ class DenseGraphs:
             t[name].copy_(grad)
 
 
-@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_cudnns_graphs_run_at_both_levels(
-    level: Any, direction: Any, monkeypatch: pytest.MonkeyPatch
+def test_cudnns_graphs_run_through_autograd(
+    direction: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = Case("packed_causal", SEQLEN, level)
+    case = Case("packed_causal", SEQLEN)
     x = Inputs.random(SEQLEN, (2, 1), HeadDims(16, 8), "cpu")
     monkeypatch.setattr(cudnn, "_graphs", lambda case, *_: DenseGraphs(case))
     got = cudnn.Cudnn().call(case, direction, x)()
     assert difference(got, expected(case, direction, x)) < 1e-2
-    assert got[0].requires_grad == (level == "autograd" and direction == "fwd")
+    assert got[0].requires_grad == (direction == "fwd")
 
 
 def test_cudnns_graphs_know_every_row() -> None:
@@ -68,9 +67,3 @@ def test_cudnns_graphs_know_every_row() -> None:
     }
     shapes = cudnn.row_shapes((6, 2), HeadDims(24, 16))
     assert shapes == {name: tuple(t.shape[1:]) for name, t in rows.items()}
-
-
-def test_cudnns_dense_masks_have_no_level_below_autograd() -> None:
-    refused = cudnn.Cudnn().refuses(Case("causal", SEQLEN, "op"), "fwd")
-    assert refused is not None and "autograd" in refused
-    assert cudnn.Cudnn().refuses(Case("causal", SEQLEN), "fwd") is None

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.kernel import options
 from benchmarks.kernel.options import Deterministic, main, rows_of, same_bits, unfit
-from benchmarks.lib.cell import LEVELS, Case, Inputs
+from benchmarks.lib.cell import Case, Inputs
 from benchmarks.lib.flash import Flash3
 from megatron_magi.core.kernel.head_dims import HeadDims
 
@@ -25,7 +25,7 @@ class Timed:
     def __init__(self) -> None:
         self.asked: list[tuple[Case, str, float]] = []
 
-    def call(self, case: Case, direction: str, x: Inputs) -> Any:
+    def below_autograd(self, case: Case, direction: str, x: Inputs) -> Any:
         self.asked.append((case, direction, x.q.flatten()[0].item()))
         return lambda: (torch.zeros(1),)
 
@@ -55,7 +55,7 @@ def test_calls_differ_in_the_softcap_alone(tmp_path: Path, monkeypatch: pytest.M
     assert all(row["ratio"] == 1.5 and row["n"] == 3 for row in rows)
     for (without, *given), (capped, *same) in zip(timed.asked[::2], timed.asked[1::2], strict=True):
         assert (without.softcap, capped.softcap) == (0.0, 50.0) and given == same
-        assert without.deterministic == capped.deterministic and capped.level == "op"
+        assert without.deterministic == capped.deterministic
     sizes = [x for _, _, x in timed.asked]
     assert sizes == [1.0] * 6 + [20.0] * 6
     assert [case.deterministic for case, *_ in timed.asked[:6]] == [False] * 4 + [True] * 2
@@ -75,8 +75,6 @@ def test_a_row_has_medians_spread_and_their_ratio() -> None:
 
 class Fake:
     """A peer whose gradients differ from call to call unless equal bits are asked for."""
-
-    levels = LEVELS
 
     def __init__(self, obeys: bool = True, reason: str | None = None) -> None:
         self.obeys, self.reason = obeys, reason

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernel import cudnn, peers, speed
-from benchmarks.kernel.peers import Flex, Ours, all_peers
-from benchmarks.lib.cell import DEFAULT_LEVEL, LEVELS, Case, Inputs, autograd_call
+from benchmarks.kernel.peers import Flex, Ours
+from benchmarks.lib.cell import Case, Inputs
 from benchmarks.lib.flash import Ffa, Flash3, Flash4
 from benchmarks.lib.masks import MASKS, block_causal
 from benchmarks.lib.timing import Budget, difference, rounds, row
@@ -115,10 +115,10 @@ def test_a_peer_is_asked_for_equal_bits(peer: Any, name: str) -> None:
         assert len(ASKED) == 1 and ASKED[0] is deterministic
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("way", [Ours.call, Ours.below_autograd])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_ours_is_asked_for_equal_bits(
-    level: Any, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+    way: Any, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, backward = [], ReferenceBackend.backward
 
@@ -128,7 +128,7 @@ def test_ours_is_asked_for_equal_bits(
 
     monkeypatch.setattr(ReferenceBackend, "backward", watched)
     x = Inputs.random(SEQLEN, (2, 1), HeadDims(16, 16), "cpu")
-    Ours("reference").call(Case("causal", SEQLEN, level, deterministic=deterministic), "bwd", x)()
+    way(Ours("reference"), Case("causal", SEQLEN, deterministic=deterministic), "bwd", x)()
     assert asked == [deterministic]
 
 
@@ -183,8 +183,6 @@ def test_a_peer_that_is_not_there_says_so(
 class Fake:
     """A peer that computes one number, breaks at 0 and refuses below."""
 
-    levels = LEVELS
-
     def __init__(self, value: float) -> None:
         self.value = value
 
@@ -222,20 +220,8 @@ def test_a_run_records_what_ran_and_says_what_did_not(
     assert "bwd   16384 causal               without flex: too tired" in said.err
     stored = json.loads((tmp_path / "k.json").read_text())
     assert len(stored["rows"]) == 8 and stored["meta"]["commit"] == "abc"
-    assert stored["meta"]["level"] == "autograd"
-    fields = [
-        "date",
-        "gpu",
-        "driver",
-        "torch",
-        "cuda",
-        "cudnn",
-        "commit",
-        "clocks",
-        "command",
-        "level",
-    ]
-    assert list(stored["meta"]) == fields
+    fields = "date gpu driver torch cuda cudnn commit clocks command"
+    assert " ".join(stored["meta"]) == fields
 
 
 def test_a_run_ends_in_time_and_fails_with_ours(
@@ -270,21 +256,15 @@ def test_rows_have_the_records_fields() -> None:
     assert made == {"tflops": 4000.0, "ms": 2.0, "min_ms": 1.0, "max_ms": 4.0, "n": 3}
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("way", [Ours.call, Ours.below_autograd])
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 @pytest.mark.parametrize("softcap", [0.0, 0.5])
-def test_ours_computes_the_mask_at_both_levels(
-    level: Any, direction: Any, softcap: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = Case("packed_causal", SEQLEN, level, softcap)
+def test_ours_computes_the_mask(way: Any, direction: Any, softcap: float) -> None:
+    case = Case("packed_causal", SEQLEN, softcap)
     x = Inputs.random(SEQLEN, (2, 1), HeadDims(16, 16), "cpu")
-    got = Ours("reference").call(case, direction, x)()
-    assert [t.requires_grad for t in got] == [level == "autograd" and direction == "fwd"] * len(got)
+    got = way(Ours("reference"), case, direction, x)()
+    assert [t.requires_grad for t in got] == [way is Ours.call and direction == "fwd"] * len(got)
     assert difference(got, expected(case, direction, x)) < 1e-2
-
-
-def test_every_implementation_has_the_default_level() -> None:
-    assert all(DEFAULT_LEVEL in peer.levels for peer in all_peers().values())
 
 
 def test_all_forwards_through_autograd_record_a_graph(peer: Any) -> None:
@@ -292,27 +272,12 @@ def test_all_forwards_through_autograd_record_a_graph(peer: Any) -> None:
     case, x = Case("packed_causal", SEQLEN), Inputs.random(SEQLEN, (2, 1), HeadDims(16, 16), "cpu")
     (out,) = peer.call(case, "fwd", x)()
     assert out.requires_grad
-    with pytest.raises(AssertionError, match="at which levels"):
-        autograd_call(lambda *qkv: qkv[0], Case("full", 8, "op"), "fwd", x)
 
 
-def test_levels_are_not_mixed(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = speed.options(["--impls", "ours,flex", "--level", "op"])
-    with pytest.raises(SystemExit, match=r"one level, got flex which cannot .*--level op"):
-        speed.importable(asked)
-    assert list(speed.importable(speed.options(["--level", "op"]))) == [
-        "ours", "ours_flex", "cudnn",
-    ]  # fmt: skip
-    assert list(speed.importable(speed.options(["--impls", "ours,flex"]))) == [
-        "ours", "flex",
-    ]  # fmt: skip
-
-
-def test_the_level_and_the_softcap_reach_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_softcap_reaches_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Inputs, "random", lambda *_: None)
-    args = speed.options(["--masks", "full", "--level", "op", "--softcap", "30"])
-    made = [(case.level, case.softcap) for case, _, _ in speed.cells(args)]
-    assert made == [("op", 30.0)] * 2
+    args = speed.options(["--masks", "full", "--softcap", "30"])
+    assert [case.softcap for case, _, _ in speed.cells(args)] == [30.0, 30.0]
 
 
 def test_every_round_has_an_order_of_its_own() -> None:

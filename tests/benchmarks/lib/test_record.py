@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from benchmarks.lib.record import Record, slower, write_record
 
 
@@ -59,25 +57,11 @@ def test_head_sizes_have_cells_of_their_own(tmp_path: Path) -> None:
     assert record.rows == rows
     # An older record says nothing of head_dim.
     Record(tmp_path / "old.json", {"command": "", "clocks": ""}).add([a_row("ours", 900.0)])
-    assert len(slower(rows, tmp_path / "old.json", "different levels")) == 2
+    assert len(slower(rows, tmp_path / "old.json")) == 2
 
 
 def test_only_large_slowdowns_are_named(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
-    Record(path, {"command": "", "clocks": "", "level": "op"}).add(
-        [a_row("ours", 700.0), a_row("fa3", 700.0)]
-    )
+    Record(path, {"command": "", "clocks": ""}).add([a_row("ours", 700.0), a_row("fa3", 700.0)])
     rows = [a_row("ours", 590.0), a_row("fa3", 600.0), a_row("ffa", 1.0)]
-    assert slower(rows, path, "op") == ["slower: full 16384 fwd ours 700.0 -> 590.0"]
-    (line,) = slower(rows, path, "autograd")
-    assert line.startswith("not compared") and "taken at op, this run at autograd" in line
-
-
-@pytest.mark.parametrize("before", [{}, {"level": "op"}])
-def test_a_record_keeps_one_level(tmp_path: Path, before: dict[str, str]) -> None:
-    path = tmp_path / "record.json"
-    Record(path, {"command": "", "clocks": "", **before}).add([a_row("ours", 700.0)])
-    now = {"command": "", "clocks": "", "level": "autograd"}
-    with pytest.raises(SystemExit, match="a record has one level, got"):
-        Record(path, now, append=True)
-    assert Record(path, now).rows == []  # a new record in its place is none of its business
+    assert slower(rows, path) == ["slower: full 16384 fwd ours 700.0 -> 590.0"]

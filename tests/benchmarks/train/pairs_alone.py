@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.lib.changed_arguments import MASK_FLAG
 from benchmarks.train.pairs import pairs, unexplained
-from benchmarks.train.pretrain import PARTS, words
+from benchmarks.train.pretrain import PARTS
+from benchmarks.train.pretrain_cases import words
 from benchmarks.train.whole_steps import balance_cases, whole_step_cases
 from megatron_magi.adapter import MEGATRON_VERSION
 from megatron_magi.launcher.preflight import preflight, prepare_megatron, read_job

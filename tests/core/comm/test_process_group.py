@@ -6,7 +6,6 @@ The groups are PyTorch's fake ones: four ranks of which this process is the thir
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -25,16 +24,7 @@ from megatron_magi.core.comm.process_group import (
 )
 
 SIZE, RANK = 4, 2
-
-
-@pytest.fixture
-def world() -> Iterator[dist.ProcessGroup]:
-    assert not dist.is_initialized(), "an earlier test left its group behind"
-    dist.init_process_group("fake", rank=RANK, world_size=SIZE, store=FakeStore())
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    if dist.is_initialized():
-        dist.destroy_process_group()
+"""Of the fixture `world`."""
 
 
 def test_no_group_is_one_rank() -> None:

@@ -12,17 +12,9 @@ from hypothesis import strategies as st
 
 from megatron_magi.core.mask import AttnMask, builders
 from megatron_magi.core.native import solver
+from tests.core.kernel.bwd_steps import dense
 
 TILINGS = [(128, 128), (16, 128), (16, 176), (128, 176), (16, 64), (64, 64)]
-
-
-def dense_of(slices: np.ndarray, num_q: int, num_k: int) -> np.ndarray:
-    q, k = np.arange(num_q)[:, None], np.arange(num_k)[None, :]
-    out = np.zeros((num_q, num_k), dtype=np.int32)
-    for q0, q1, k0, k1, lo, hi in slices.tolist():
-        d = k - q
-        out += (q >= q0) & (q < q1) & (k >= k0) & (k < k1) & (d >= lo) & (d <= hi)
-    return out
 
 
 def replay(work: dict, num_q: int, num_k: int, tile_q: int, tile_k: int) -> np.ndarray:
@@ -65,7 +57,7 @@ def replay(work: dict, num_q: int, num_k: int, tile_q: int, tile_k: int) -> np.n
 def check(slices: np.ndarray, num_q: int, num_k: int, tile_q: int, tile_k: int) -> dict:
     work = solver.fwd_work_list(slices, num_q, num_k, tile_q, tile_k)
     count = replay(work, num_q, num_k, tile_q, tile_k)
-    np.testing.assert_array_equal(count, dense_of(slices, num_q, num_k))
+    np.testing.assert_array_equal(count, dense(slices, num_q, num_k))
     return work
 
 
@@ -96,7 +88,7 @@ def test_split_walks_cover_every_cell_once(
     slices, num_q, num_k = mask
     work = solver.fwd_work_list(slices, num_q, num_k, *tiling, max_steps)
     count = replay(work, num_q, num_k, *tiling)
-    np.testing.assert_array_equal(count, dense_of(slices, num_q, num_k))
+    np.testing.assert_array_equal(count, dense(slices, num_q, num_k))
     assert all(row[4] <= max_steps for row in work.tiles.tolist())
 
 
