@@ -5,9 +5,9 @@
 `agree`: losses and gradient norms of small bf16 models in several layouts, against stock attention
 at one rank. The other parts have layers of TransformerEngine: `flags` and `delta_net`, on two GPUs,
 and `flags_4gpus` and so on (pretrain_te.py); `te_speed_2gpus` and so on next to its context
-parallelism, `balance_speed_2gpus` and so on with real lengths of documents, and `graph_speed` with
-attention in CUDA graphs (whole_steps.py). pairs.py says in what a stock case and its counterpart
-may differ.
+parallelism, `balance_speed_2gpus` and so on with real lengths of documents, `sample_speed` with a
+sample a step on one GPU, and `graph_speed` with attention in CUDA graphs (whole_steps.py). pairs.py
+says in what a stock case and its counterpart may differ.
 Every case has processes of its own under CUDA_DEVICE_MAX_CONNECTIONS=1, which have imported all
 packages before it begins (warm_ranks.py). The cases of parts with `speed` come in random order in
 every round, and no process imports while one is timed. corpora.py makes the data.
@@ -38,7 +38,7 @@ from benchmarks.train.pretrain_cases import AGREE, WORK, Case, words
 from benchmarks.train.pretrain_te import delta_net_cases, flag_cases, host_cases
 from benchmarks.train.step_profile import read_profile
 from benchmarks.train.warm_ranks import Job, WarmRanks
-from benchmarks.train.whole_steps import balance_cases, graph_cases, whole_step_cases
+from benchmarks.train.whole_steps import balance_cases, graph_cases, sample_cases, whole_step_cases
 from megatron_magi.cli.errors import run_cli
 from megatron_magi.cli.parser import CommandParser, UsageError
 
@@ -49,6 +49,7 @@ PARTS: dict[str, Callable[[], list[Case]]] = {
     "delta_net": delta_net_cases,
     "graph_speed": graph_cases,
     **{f"flags_{n}gpus": functools.partial(host_cases, n) for n in (4, 8)},
+    "sample_speed": sample_cases,
     "te_speed_1gpu": functools.partial(whole_step_cases, 1),
     **{f"te_speed_{n}gpus": functools.partial(whole_step_cases, n) for n in (2, 4, 8)},
     **{f"balance_speed_{n}gpus": functools.partial(balance_cases, n) for n in (2, 4, 8)},

@@ -89,8 +89,6 @@ class Shape:
     kind: str | None = None
     """How it differs from bf16 on causal sequences; or `profile`."""
     flags: Flags | None = None
-    documents: str | None = None
-    """Distribution of its corpus' lengths, as in `Case`."""
 
     @property
     def all_flags(self) -> Flags:
@@ -109,12 +107,6 @@ ONE_GROUP = (
     *(Shape("1b", length, kind, SFT) for kind in SFT_KINDS for length in (32768, 65536)),
 )
 """On the layout alone that has one context-parallel group of all GPUs."""
-DATA_FILES = tuple(
-    Shape(model, 32768, f"{name}-docs", DOCUMENTS, name)
-    for model in MODELS
-    for name in DISTRIBUTIONS
-)
-"""Documents of data files, which stock masks without context parallelism alone."""
 LONGEST = Shape("8b", 131072)
 """16,384 tokens on each of eight GPUs, as 65,536 on four: recomputes nothing."""
 
@@ -124,8 +116,7 @@ def whole_step_cases(gpus: int) -> list[Case]:
     places = LAYOUTS[gpus]
     plain = PLAIN + (LONGEST,) * (gpus == 8)
     cases = [x for shape in plain for place in places for x in _next_to_stock(shape, place, gpus)]
-    more = ONE_GROUP + DATA_FILES * (gpus == 1)
-    return cases + [x for shape in more for x in _next_to_stock(shape, f"cp{gpus}", gpus)]
+    return cases + [x for shape in ONE_GROUP for x in _next_to_stock(shape, f"cp{gpus}", gpus)]
 
 
 def _next_to_stock(shape: Shape, place: str, gpus: int) -> list[Case]:
@@ -140,7 +131,7 @@ def _next_to_stock(shape: Shape, place: str, gpus: int) -> list[Case]:
             name = f"stock {first} {kernel} {way} {last}"
             cases.append(case(name, gpus, flags, _exchange(way, parallel), backend))
     if shape.kind not in SFT_KINDS:
-        return [replace(x, documents=shape.documents) for x in cases]
+        return cases
     lengths = {"CONVERSATIONS": shape.kind.removeprefix("sft-")}
     return [replace(x, module=SFT_MODULE, environment=lengths) for x in cases]
 
@@ -168,6 +159,8 @@ DEALT: Flags = {"magi-balance-step": True}
 BALANCE_LENGTHS = (32768, 131072)
 ONE_A_GPU, FOUR_A_GPU = 1, 4
 """Samples of a step."""
+SAMPLES, SLOW_STEPS = 64, 4
+"""Whose times count, and the first steps, in which kernels are loaded."""
 NO_DOCUMENTS: Flags = dict.fromkeys(DOCUMENTS)
 """Conversations mask documents anyway."""
 
@@ -188,15 +181,34 @@ def balance_cases(gpus: int) -> list[Case]:
     ]
 
 
-def _divisions(gpus: int, length: int, documents: str, samples: int) -> list[Case]:
-    new = TOKENS // (samples * max(BALANCE_LENGTHS))  # steps
-    flags: Flags = {
+def sample_cases() -> list[Case]:
+    """A replica of one GPU that trains one new sample in a step, so that each sample has a time.
+
+    Stock masks documents of data files, because there is no context parallelism.
+    """
+    length = min(BALANCE_LENGTHS)
+    flags = _of_real_lengths(length, samples=1, steps=SAMPLES + SLOW_STEPS)
+    backends = {"magi": MAGI, **{f"stock {kernel} alone": x for kernel, x in KERNELS.items()}}
+    return [
+        replace(case(f"{name} {documents}-docs {length}", 1, flags, x), documents=documents)
+        for documents in DISTRIBUTIONS
+        for name, x in backends.items()
+    ]
+
+
+def _of_real_lengths(length: int, samples: int, steps: int) -> Flags:
+    return {
         **Shape("8b", length).all_flags,
         **DOCUMENTS,
         "vocab-size": 16383,  # a whole model's share of the products
         "global-batch-size": samples,
-        "train-iters": min(30 if samples == gpus else 12, new),
+        "train-iters": steps,
     }
+
+
+def _divisions(gpus: int, length: int, documents: str, samples: int) -> list[Case]:
+    new = TOKENS // (samples * max(BALANCE_LENGTHS))  # steps
+    flags = _of_real_lengths(length, samples, min(30 if samples == gpus else 12, new))
     last = f"{documents}-docs {samples} {length}"
 
     def of(name: str, *parts: Flags) -> Case:

@@ -13,7 +13,7 @@ from benchmarks.planner.layouts import documents
 from benchmarks.planner.plans import DISTRIBUTIONS
 from benchmarks.train import corpora
 from benchmarks.train.pretrain_sft import PACKS, PROMPT, lengths_of_packs, pack
-from benchmarks.train.whole_steps import SFT_MODULE, balance_cases, whole_step_cases
+from benchmarks.train.whole_steps import SFT_MODULE, balance_cases, sample_cases, whole_step_cases
 from megatron_magi.launcher.file_samples import FileSamples
 
 from megatron.core.datasets.indexed_dataset import IndexedDataset  # isort: skip
@@ -24,7 +24,7 @@ TOKENS = 32_768
 
 def kind_of(case: str) -> str:
     """How it trains, if not in bf16 on causal sequences; or `profile`."""
-    return next((word for word in case.split() if word in KINDS or "-docs" in word), "")
+    return next((word for word in case.split() if word in KINDS), "")
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
@@ -34,9 +34,16 @@ def test_every_case_of_magi_has_stock_runs_of_its_kind_model_and_length(gpus: in
     places = {(kind_of(x.name), *x.name.split()[-2:]) for x in cases if x.name.startswith("stock")}
     for case in (x for x in cases if x.name.startswith("magi")):
         assert (kind_of(case.name), *case.name.split()[-2:]) in places
-    drawn = {f"{name}-docs" for name in DISTRIBUTIONS} if gpus == 1 else set()
-    assert {kind for kind, *_ in places} == {"", *KINDS, *drawn}
-    assert all(f"{x.documents}-docs" == kind_of(x.name) for x in cases if x.documents)
+    assert {kind for kind, *_ in places} == {"", *KINDS}
+
+
+def test_every_sample_of_a_data_file_is_one_step() -> None:
+    cases = sample_cases()
+    assert {x.documents for x in cases} == {*DISTRIBUTIONS} and len(cases) == 3 * len(DISTRIBUTIONS)
+    for case in cases:
+        assert case.name.split()[-2:] == [f"{case.documents}-docs", str(case.flags["seq-length"])]
+        assert case.flags["global-batch-size"] == case.gpus == 1
+        assert case.flags["train-iters"] * case.flags["seq-length"] < corpora.TOKENS
 
 
 def test_fine_tuning_alone_runs_on_drawn_conversations() -> None:
