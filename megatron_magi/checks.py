@@ -137,7 +137,7 @@ def int_array(values: Any, name: str) -> npt.NDArray[np.int64]:
     array = as_array(values, f"{name} must hold integers", remedy)
     if array.size == 0 and array.ndim and array.dtype != np.bool_:
         array = array.astype(np.int64)
-    if not np.issubdtype(array.dtype, np.integer) or _has_bool(values):
+    if array.dtype.kind not in "iu" or _has_bool(values):  # timedelta64 is a np.integer
         what = "bool" if _has_bool(values) else f"{array.dtype} {list(array.shape)}"
         raise TypeError(f"{name} must hold integers, got {what}; convert it first")
     if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:

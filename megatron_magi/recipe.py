@@ -109,8 +109,8 @@ def flags_of(path: Path) -> list[str]:
 def _set_variables(variables: Any, path: Path) -> None:
     lines = variables.items() if isinstance(variables, dict) else [("", variables)]
     for name, value in lines:
-        if not name.isidentifier() or not isinstance(value, str):
-            got = f"{name}: {value}" if name else value
+        if not name.isidentifier() or not isinstance(value, str) or "\0" in value:
+            got = f"{name}: {value!r}" if name else value
             raise RecipeFileError(f"ENV_VARS requires NAME: value, got {got} in {path}; mend it")
         os.environ.setdefault(name, _with_environment(value, name, path))
 
@@ -126,12 +126,30 @@ def _read(path: Path) -> dict[str, Any]:
 
         yaml_implicit_resolvers = {"<": yaml.SafeLoader.yaml_implicit_resolvers["<"]}  # noqa: RUF012
 
+        def get_single_node(self) -> Any:
+            node = super().get_single_node()
+            _refuse_second(node.value if isinstance(node, yaml.MappingNode) else [], path)
+            return node
+
     try:
         given = yaml.load(path.read_text(encoding="utf-8"), AsWritten)
+    except RecipeFileError:
+        raise
     except (OSError, ValueError, yaml.YAMLError) as error:
         said = " ".join(str(error).split())
         raise RecipeFileError(f"a recipe must be YAML, got {path}: {said}; fix the file") from error
     return given if isinstance(given, dict) else {}
+
+
+def _refuse_second(sections: list[Any], path: Path) -> None:
+    """The last of two sections would silently replace the first."""
+    names = [key.value for key, _ in sections]
+    for name in ("ENV_VARS", "MODEL_ARGS"):
+        if names.count(name) > 1:
+            raise RecipeFileError(
+                f"a recipe requires one mapping {name}, got {names.count(name)} in {path}; join "
+                f"them"
+            )
 
 
 def _words(name: str, value: Any, path: Path) -> Iterator[str]:

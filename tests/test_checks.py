@@ -140,12 +140,13 @@ def test_an_empty_list_holds_integers() -> None:
     "values, text",
     [
         ([1.0], r"got float64 \[1\]"),
+        (np.array([1, 2], "m8[s]"), r"got timedelta64\[s\] \[2\]"),
         ([1, True], "got bool"),
         ([[0, 1], [2, np.bool_(True)]], "got bool"),
         ([[0], [1, 2]], r"got \[\[0\], \[1, 2\]\] \("),
         (torch.zeros(2, requires_grad=True), r"got Tensor torch.float32 \[2\] \("),
     ],
-    ids=["float", "flat bool", "nested bool", "ragged", "gradient"],
+    ids=["float", "time", "flat bool", "nested bool", "ragged", "gradient"],
 )
 def test_nothing_is_rounded_to_an_integer(values: Any, text: str) -> None:
     with pytest.raises(TypeError, match=f"^lengths must hold integers, {text}"):

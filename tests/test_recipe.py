@@ -81,8 +81,10 @@ BROKEN = {
     "no flag": ("MODEL_ARGS: {lr: 1}", "must be a flag that begins with --, got lr in"),
     "deep": ("MODEL_ARGS: {--a: {b: 1}}", "--a requires a value or a list, got a mapping in"),
     "list of variables": ("ENV_VARS: [A=1]", r"ENV_VARS requires NAME: value, got \['A=1'\] in"),
-    "no name": ("ENV_VARS: {A=B: 1}", "requires NAME: value, got A=B: 1 in"),
+    "no name": ("ENV_VARS: {A=B: 1}", "requires NAME: value, got A=B: '1' in"),
     "deep variable": ("ENV_VARS: {A: {b: 1}}", "requires NAME: value, got A: {'b': '1'} in"),
+    "nul": ('ENV_VARS: {MAGI_NUL: "b\\0"}', r"NAME: value, got MAGI_NUL: 'b\\x00' in"),
+    "twice": ("MODEL_ARGS: {--a: 1}\nMODEL_ARGS: {--b: 1}", "one mapping MODEL_ARGS, got 2 in"),
     "unset": ("MODEL_ARGS: {--a: '${MAGI_NO}'}", "variable MAGI_NO .* for --a, got none; export"),
 }
 

@@ -133,8 +133,11 @@ def dispatch_batch(
 def _check_batch(batch: Batch | None) -> None:
     instance(batch, (Batch, type(None)), "batch", "pass Batch(tokens=..., labels=...)")
     for name, x in vars(batch or Batch()).items():
-        if x is not None:
-            tensor(x, name)
+        if x is None:
+            continue
+        tensor(x, name)
+        if name != "loss_mask" and (x.is_floating_point() or x.is_complex()):
+            raise TypeError(f"{name} must hold integers, got {x.dtype}; pass {name}.long()")
 
 
 def _agree_on_batch(

@@ -52,11 +52,10 @@ class YarnRowPositions(RowPositions):
 
     def get_cached_cos_sin(self, seq_len: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """[rows, 1, 1, dim] cosines and sines, with YaRN's scale, as the fused kernel reads them:
-        by row number, so they are gathered by position here."""
-        if self.positions is None:
-            return super().get_cached_cos_sin(seq_len, *args, **kwargs)  # type: ignore[misc]
+        by row number. Each call makes them, because Megatron's kept table holds other rows if it
+        was made for another length, or whole by the launcher."""
         dtype = kwargs.get("dtype", torch.get_default_dtype())
-        angles, scale = self.forward(seq_len)
+        angles, scale = self.forward(seq_len, packed_seq=kwargs.get("packed_seq", False))
         given = kwargs.get("mscale")
         scale = scale if given is None else given
         return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)

@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0: success. 1: the command's verdict is no (something required is missing, a run fails the
-        comparison). 2: wrong usage or input, explained on standard error. 130: Ctrl-C.
+        comparison). 2: wrong usage or input, explained on standard error. 130: Ctrl-C. 141: the
+        reader of a pipe has closed it.
     """
     return run_cli(partial(_main, list(sys.argv[1:] if argv is None else argv)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -14,6 +15,9 @@ from megatron_magi.requirements import explained
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
+
+CLOSED_PIPE = 141
+"""Exit code once the reader of a pipe has closed it, as in shells: no verdict was delivered."""
 
 
 def run_cli(program: Callable[[], int | None]) -> int:
@@ -28,7 +32,7 @@ def run_cli(program: Callable[[], int | None]) -> int:
         return _stopped(str(error))
     except BrokenPipeError:  # the reader of a pipe, such as head, has closed it
         _close_output()
-        return 0
+        return CLOSED_PIPE
     except KeyboardInterrupt:
         return _stopped("interrupted", INTERRUPTED)
     except ImportError as error:
@@ -68,6 +72,8 @@ def encoding_error(error: UnicodeDecodeError, path: Path | None = None) -> str:
 
 def _written(program: Callable[[], int | None]) -> int:
     """Run the program, and flush its output while an error can still be handled."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names that its encoding lacks
     try:
         return program() or 0
     finally:

@@ -35,9 +35,10 @@ def refuse_captured_attention(args: Any, magi: MagiConfig, mask_name: str | None
     found = [(f"--{name.replace('_', '-')}", why) for name, why in OTHERS.items()
              if getattr(args, name, False)]  # fmt: skip
     pieces = 2 * args.context_parallel_size
-    if pieces > 2 and args.seq_length % pieces:
+    length = args.seq_length or args.encoder_seq_length or 0  # 0: Megatron asks for one
+    if pieces > 2 and length % pieces:
         why = f"Megatron cuts a sequence into {pieces} equal pieces"
-        found.append((f"--seq-length {args.seq_length}", why))
+        found.append((f"--seq-length {length}", why))
     if pieces > 2 and graph_implementation(args) == "full_iteration":
         size = f"--context-parallel-size {args.context_parallel_size}"
         found.append((size, "Megatron cuts a batch before it copies it into such a graph"))

@@ -51,8 +51,8 @@ def read_documents(inputs: Sequence[Path], selection: Selection) -> Iterator[Doc
     byte are binary and left out of folders, and so are texts of white space.
 
     Raises:
-        ValueError: an input does not exist or is a binary file, a line has no text, or `split` is
-            no expression.
+        ValueError: an input is no file, pipe or folder, or is binary, a line has no text, or
+            `split` is no expression.
     """
     starts = _starts(selection.split)
     for root in inputs:
@@ -63,13 +63,13 @@ def read_documents(inputs: Sequence[Path], selection: Selection) -> Iterator[Doc
 
 
 def _files(root: Path, selection: Selection) -> Iterator[Path]:
-    if root.is_file():
+    if root.is_file() or root.is_fifo():
         yield root
     elif root.is_dir():
         yield from _walk(root, selection)
     else:
         raise ValueError(
-            f"an input must be a file or a folder, got {root}, which does not exist; check the path"
+            f"an input must be a file, pipe or folder, got {root}, which is none; check the path"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +17,8 @@ def pack(documents: Iterable[Document], prefix: Path, tokenizer: Tokenizer) -> l
     """Writes PREFIX.bin and PREFIX.idx, or nothing; returns every document's number of tokens.
 
     Raises:
-        ValueError: there is no document, the prefix names none, or a text gives the EOD's id.
+        ValueError: there is no document, the prefix names none or one
+            of the files, or a text gives the EOD's id.
         OSError: the files cannot be written.
     """
     from megatron_magi.adapter.compat import require_megatron
@@ -24,10 +26,7 @@ def pack(documents: Iterable[Document], prefix: Path, tokenizer: Tokenizer) -> l
     require_megatron()
     from megatron.core.datasets.indexed_dataset import DType, IndexedDatasetBuilder
 
-    if prefix.name in ("", ".."):
-        raise ValueError(
-            f"a corpus must have the prefix of its files, got the folder {prefix}; add a name to it"
-        )
+    _check_prefix(prefix)
     prefix.parent.mkdir(parents=True, exist_ok=True)
     unfinished = {
         suffix: prefix.with_name(f".{prefix.name}.{os.getpid()}{suffix}.partial")
@@ -49,6 +48,20 @@ def pack(documents: Iterable[Document], prefix: Path, tokenizer: Tokenizer) -> l
         for path in unfinished.values():
             path.unlink(missing_ok=True)
     return list(builder.sequence_lengths)
+
+
+def _check_prefix(prefix: Path) -> None:
+    if prefix.name in ("", ".."):
+        raise ValueError(
+            f"a corpus must have the prefix of its files, got the folder {prefix}; add a name to it"
+        )
+    if prefix.suffix in (".bin", ".idx"):
+        raise ValueError(
+            f"a corpus must have the prefix of its files, got {prefix}; leave {prefix.suffix} out"
+        )
+    for path in (f"{prefix}.bin", f"{prefix}.idx"):
+        if Path(path).is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
 
 
 def _encoded(document: Document, tokenizer: Tokenizer) -> Ids:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core.models.common.embeddings import yarn_rotary_pos_embedding
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import YarnRotaryEmbedding
 
@@ -67,6 +68,24 @@ def test_fused_kernels_read_tables_of_the_positions(
     ours.positions = None
     stocks = ours.get_cached_cos_sin(100, dtype=dtype, packed_seq=False, **given)
     assert all(map(torch.equal, stocks, wanted))
+
+
+@pytest.mark.parametrize("length", [16, 100])
+def test_fused_kernels_read_the_mirrored_pieces_of_plain_batches(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs that hold attention under context parallelism have such batches, and the table that
+    the stock module keeps is whole, and may be of another length."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: torch.device("cpu"))
+    stock = STOCK["yarn"]()
+    pieces = [*range(length // 4, length // 2), *range(length // 2, 3 * length // 4)]
+    monkeypatch.setattr(
+        yarn_rotary_pos_embedding, "get_pos_emb_on_this_cp_rank", lambda x, *_: x[pieces]
+    )
+    wanted = [table[pieces].clone() for table in stock.get_cached_cos_sin(length)]
+    stock.cp_group = SimpleNamespace(size=lambda: 2, rank=lambda: 1)
+    tables = mla.rotary_by_row(stock).get_cached_cos_sin(length, packed_seq=False)
+    assert all(map(torch.equal, tables, wanted))
 
 
 @pytest.mark.parametrize("kind", STOCK)

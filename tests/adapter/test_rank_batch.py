@@ -61,6 +61,7 @@ def test_batch_of_another_length() -> None:
         ({"packed": PackedSeqParams()}, TypeError, "packed must be .* got PackedSeqParams.*stock"),
         ({"batch": {"tokens": [1]}}, TypeError, "batch must be a Batch or None, got {'tokens'"),
         ({"batch": Batch([1] * 8)}, TypeError, r"tokens must be a Tensor, got \[1,"),
+        ({"batch": Batch(torch.full((1, 8), 1.5))}, TypeError, "tokens must hold integers, got"),
         ({"batch_id": "a"}, TypeError, "batch_id must be an integer, got 'a'"),
         ({"batch_id": 1.5}, TypeError, "batch_id must be an integer, got 1.5"),
         ({"batch_id": 2**64 + 5}, ValueError, "batch_id must be between"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -83,6 +84,27 @@ def test_an_output_in_a_file_is_one_line(
     assert code == 2
     assert err.startswith("error: files and folders must be there and open to")
     assert len(err.splitlines()) == 1
+
+
+def test_a_folder_in_the_place_of_a_file_changes_nothing(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "t.txt").write_text("text")
+    (tmp_path / "c.idx").mkdir()
+    code, _, err = prepare(capsys, monkeypatch, tmp_path, "t.txt")
+    assert code == 2 and f"Is a directory: {tmp_path}/c.idx; check" in err
+    assert {path.name for path in tmp_path.iterdir()} == {"t.txt", "c.idx"}
+
+
+def test_a_pipe_is_one_document(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = Thread(target=(tmp_path / "pipe").write_text, args=("text",), daemon=True)
+    writer.start()
+    code, out, err = prepare(capsys, monkeypatch, tmp_path, "pipe")
+    assert (code, err) == (0, "") and out.startswith("1 documents, 5 tokens")
+    writer.join(10)
 
 
 def test_a_limit_ends_behind_the_document_that_reaches_it() -> None:

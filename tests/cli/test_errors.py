@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import runpy
@@ -65,7 +66,8 @@ CASES = [
     ("viz --cp 2 --lengths 0", "a picture needs at least one token, got an empty sequence"),
     # text to pack
     ("data", "the following arguments are required: INPUT, --output"),
-    ("data none --output o", "an input must be a file or a folder, got none"),
+    ("data none --output o", "must be a file, pipe or folder, got none, which is none"),
+    ("data afile --output o.bin", "the prefix of its files, got o.bin; leave .bin out"),
     ("data afile --output o --split (", "split must be a regular expression, got '('"),
     ("data afile --output o --tokenizer none", "a folder with a tokenizer.json, got 'none'"),
     ("data afile --outptu o", "megatron-magi data has no option --outptu; did you mean --output?"),
@@ -112,7 +114,7 @@ def test_every_command_has_a_case() -> None:
     (JSONDecodeError("Expecting value", "", 0), 2, "error: a file of JSON must be whole, got Exp"),
     (MemoryError(), 2, "error: more memory is needed than there is"),
     (KeyboardInterrupt(), 130, "error: interrupted\n"),
-    (BrokenPipeError(), 0, ""),
+    (BrokenPipeError(), 141, ""),
 ], ids=lambda e: type(e).__name__ if isinstance(e, BaseException) else None)  # fmt: skip
 def test_what_a_program_may_end_with(
     capsys: Capture, error: BaseException, code: int, text: str
@@ -130,15 +132,23 @@ def test_our_own_mistakes_keep_their_traceback() -> None:
         run_cli(lambda: 1 // 0)
 
 
-def test_closed_pipes_and_full_disks() -> None:
-    line = f"{sys.executable} -m megatron_magi"
-    script = (
-        f"set -o pipefail; {line} plan --lengths 64 --cp 2 --json | true && "
-        f"{line} --help | true && {line} plan --lengths 64 --cp 2 -q > /dev/full"
-    )
-    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1 and "No space left on device" in done.stderr
+@pytest.mark.parametrize(
+    ("rest", "code", "said"),
+    [("--json | true", 141, ""), ("-q > /dev/full", 2, "No space left on device")],
+)
+def test_closed_pipes_and_full_disks(rest: str, code: int, said: str) -> None:
+    line = f"{sys.executable} -m megatron_magi plan --lengths 64 --cp 2"
+    script = ["bash", "-c", f"set -o pipefail; {line} {rest}"]
+    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.count("\n") == bool(said) and said in done.stderr
+
+
+def test_an_output_that_lacks_letters_gets_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert run_cli(lambda: print("h\u00e9 \udcff")) == 0
+    assert written.getvalue() == b"h\\xe9 \\udcff\n"
 
 
 @pytest.mark.slow

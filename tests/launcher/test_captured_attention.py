@@ -67,3 +67,13 @@ def test_a_graph_has_no_dense_mask() -> None:
     assert inputs(None, 4, 2) == {"hidden_states": (4, 2)}
     replay = captured_attention.wrap_replay_arguments(replay_arguments, state)
     assert replay(None, 1, attention_mask=None, rotary_pos_emb=3) == {"rotary_pos_emb": 3}
+
+
+@pytest.mark.parametrize("length", [96, 98, None])
+def test_a_length_is_one_that_megatron_can_cut(length: int | None) -> None:
+    """It has two names, and either may be left out before Megatron has checked its arguments."""
+    for named in ({"encoder_seq_length": None}, {"encoder_seq_length": length, "seq_length": None}):
+        args = arguments(**{"cuda_graph_impl": "local", "seq_length": length, **named})
+        lines = [*captured_attention.refuse_captured_attention(args, MagiConfig(), None)]
+        assert len(lines) == (length == 98), lines
+        assert all("--seq-length 98 with" in line and "4 equal pieces" in line for line in lines)

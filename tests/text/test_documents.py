@@ -33,7 +33,7 @@ def test_a_folder_is_walked_in_order(folder: Path) -> None:
     names = [name for name, _ in texts(folder, include=["*.txt"], exclude=[".git"])]
     assert names == ["b.txt", "deep/c.txt", "deep/more/d.txt", "link.txt"]
     assert texts(folder / "a.md", include=["*.txt"]) == [("a.md", "a.md")]  # named, so taken
-    with pytest.raises(ValueError, match=r"got .*nowhere, which does not exist; check the path"):
+    with pytest.raises(ValueError, match=r"got .*nowhere, which is none; check the path"):
         texts(folder / "nowhere")
 
 
