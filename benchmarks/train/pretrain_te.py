@@ -212,6 +212,7 @@ def flag_cases() -> list[Case]:
         *both("tp2 layer graphs mb2", 2, layout(tp=2), TE_GRAPHS, {"micro-batch-size": 2}),
         *both("pp2 layer graphs", 2, PP2, TE_GRAPHS),
         *both("cp1 mla layer graphs", 1, MLA, TE_GRAPHS),
+        *both("cp2 mla layer graphs", 2, CP2, MLA, TE_GRAPHS),
         *both("ep2 moe attention graphs", 2, MOE, TE_GRAPHS,
               {"cuda-graph-scope": ["attn", "moe_router", "moe_preprocess"]}),
         case("magi pp2 documents", 2, SMALL, MAGI, PP2, DOCUMENTS),

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 NUM_PAIRS = {
     "agree": 1,
-    "flags": 27,
+    "flags": 28,
     "delta_net": 2,
     "graph_speed": 20,
     "flags_4gpus": 4,
