@@ -28,8 +28,9 @@ if TYPE_CHECKING:  # the options and their help need no torch
 
 USUAL_MODEL, USUAL_HEADS = "32,4096,14336,128256", "32,8,128"
 """Sizes where --model and --heads are not given."""
-ATTENTION_TFLOPS, PRODUCT_TFLOPS = 560.0, 650.0
-"""Rates of a Hopper GPU in bf16, forward and backward."""
+ATTENTION_TFLOPS, PRODUCT_TFLOPS = 640.0, 545.0
+"""Rates of an H200 in bf16, forward and backward, fitted to steps of single samples
+(records/samples_h200_2026-11-29.json); with the products go norms, loss and optimizer."""
 LINK_BYTES = 300e9
 """Bytes a second that a rank receives from the other ranks of its host."""
 NUM_PLANNED = 8

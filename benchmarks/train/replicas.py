@@ -1,7 +1,7 @@
 """How replicas wait for each other, from measured times of single samples.
 
     python -m benchmarks.train.pretrain ... sample_speed --record SAMPLES.json
-    python -m benchmarks.planner.replicas SAMPLES.json [--out benchmarks/records/....json]
+    python -m benchmarks.train.replicas SAMPLES.json [--out benchmarks/records/....json]
 
 A replica's step is the sum of its samples' measured steps, and all replicas wait for the slowest;
 their exchange of gradients is left out. Next to it stands the same from predicted times

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.planner import replicas
+from benchmarks.train import replicas
 from benchmarks.planner.layouts import HEADS, MODEL
 
 
