@@ -126,11 +126,12 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     ]
     head = ["run", "samples", "mean, ms", "slowest, ms", "predicted mean", "error of fit", *names]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for row in rows:
+    for row in sorted(rows, key=lambda each: each["run"]):
         measured, predicted = np.array(row["measured_s"]) * 1e3, np.array(row["predicted_s"]) * 1e3
         cells = [
-            row["run"], str(len(measured)), f"{measured.mean():.0f}", f"{measured.max():.0f}",
-            f"{predicted.mean():.0f}", f"{row['fit_error']:.1%}",
+            f"`{row['run']}`", str(len(measured)),
+            f"{measured.mean():.0f}", f"{measured.max():.0f}", f"{predicted.mean():.0f}",
+            f"{row['fit_error']:.1%}",
             *(f"{got:.2f} ({wanted:.2f})" for got, wanted in row["waiting"]),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")

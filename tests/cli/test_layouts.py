@@ -70,7 +70,7 @@ def test_the_price_of_a_sample() -> None:
     weights = 8 * (2 + 1) * 8 + 3 * 8 * 16 + 8 * 32
     attention = 14 * 128 * 128 * 2 * 4
     found = model.sample_seconds([128], heads)
-    assert found == pytest.approx(attention / 560e12 + 6 * 128 * weights / 650e12)
+    assert found == pytest.approx(attention / 640e12 + 6 * 128 * weights / 545e12)
 
 
 @pytest.mark.parametrize(

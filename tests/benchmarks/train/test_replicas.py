@@ -9,8 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.train import replicas
 from benchmarks.planner.layouts import HEADS, MODEL
+from benchmarks.train import replicas
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_page_has_the_table_of_the_record() -> None:
+    record = json.loads((ROOT / "benchmarks/records/replicas_cpu_2026-11-29.json").read_text())
+    page = (ROOT / "docs/guides/layouts.md").read_text()
+    assert "\n".join(replicas.table(record["rows"])) in page
 
 
 def test_a_step_waits_for_the_fullest_replica() -> None:
@@ -34,7 +42,7 @@ def test_samples_are_those_of_the_run(
     out = tmp_path / "out.json"
     monkeypatch.setattr(sys, "argv", ["replicas", f"{tmp_path}/samples.json", "--out", str(out)])
     assert replicas.main() == 0
-    assert "| magi wlb-docs 32768 | 16 | " in capsys.readouterr().out
+    assert "| `magi wlb-docs 32768` | 16 | " in capsys.readouterr().out
     (row,) = json.loads(out.read_text())["rows"]
     assert row["fit"] == pytest.approx([2, 0.1]) and row["fit_error"] < 1e-9
     assert all(1 <= got < wanted for got, wanted in row["waiting"][:2])
