@@ -6,8 +6,8 @@
 at one rank. The other parts have layers of TransformerEngine: `flags` and `delta_net`, on two GPUs,
 and `flags_4gpus` and so on (pretrain_te.py); `te_speed_2gpus` and so on next to its context
 parallelism, `balance_speed_2gpus` and so on with real lengths of documents, `sample_speed` with a
-sample a step on one GPU, and `graph_speed` with attention in CUDA graphs (whole_steps.py). pairs.py
-says in what a stock case and its counterpart may differ.
+sample a step on one GPU, `graph_speed` and `graph_speed_2gpus` with attention in CUDA graphs
+(whole_steps.py). pairs.py says in what a stock case and its counterpart may differ.
 Every case has processes of its own under CUDA_DEVICE_MAX_CONNECTIONS=1, which have imported all
 packages before it begins (warm_ranks.py). The cases of parts with `speed` come in random order in
 every round, and no process imports while one is timed. corpora.py makes the data.
@@ -47,7 +47,8 @@ PARTS: dict[str, Callable[[], list[Case]]] = {
     "agree": lambda: AGREE,
     "flags": flag_cases,
     "delta_net": delta_net_cases,
-    "graph_speed": graph_cases,
+    "graph_speed": functools.partial(graph_cases, 1),
+    "graph_speed_2gpus": functools.partial(graph_cases, 2),
     **{f"flags_{n}gpus": functools.partial(host_cases, n) for n in (4, 8)},
     "sample_speed": sample_cases,
     "te_speed_1gpu": functools.partial(whole_step_cases, 1),

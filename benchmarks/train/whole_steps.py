@@ -14,6 +14,7 @@ from benchmarks.train.pretrain_cases import BILLION, DOCUMENTS, MAGI, WORK, Case
 from benchmarks.train.pretrain_te import (
     ATTENTION_GRAPHS,
     CUDNN,
+    EXCHANGING,
     FA3,
     RECOMPUTE,
     TENSORWISE,
@@ -65,7 +66,7 @@ LAYOUTS = {
 """By GPUs: layouts, with stock's ways of context parallelism. Those without any are a check: where
 stock is slow there too, the setting is at fault and not its context parallelism."""
 GRAPH_LENGTHS = (2048, 8192)
-"""Sequences of a GPU that is busy for less and for more than the host needs to start a layer."""
+"""Tokens of a GPU that is busy for less and for more than the host needs to start a layer."""
 ONE_STEP: Flags = {
     "profile": True,
     "use-pytorch-profiler": True,
@@ -144,15 +145,22 @@ def _exchange(way: str, parallel: Flags) -> Flags:
     return {"cp-comm-type": way} if way in WAYS else {}
 
 
-def graph_cases() -> list[Case]:
-    """One GPU: magi's attention and stock's best, eager and in each kind of CUDA graph."""
+def graph_cases(gpus: int) -> list[Case]:
+    """Magi's attention and stock's, eager and in each kind of CUDA graph that may hold it."""
+    parallel, place = layout(cp=gpus), "" if gpus == 1 else f"cp{gpus} "
     kinds: dict[str, Flags] = {"eager": {}, **ATTENTION_GRAPHS}
+    backends = {"magi": MAGI, **{f"stock {kernel}": x for kernel, x in KERNELS.items()}}
+    if gpus > 1:
+        kinds = {kind: kinds[kind] for kind in ("eager", *EXCHANGING)}
+        ways = {f"stock fa3 {way}": {**FA3, **_exchange(way, parallel)} for way in WAYS}
+        backends = {"magi": MAGI, **ways}
     return [
-        case(f"{name} {kind} 1b {length}", 1, Shape("1b", length).all_flags, backend, graphs)
-        for length in GRAPH_LENGTHS
-        for name, backend in (("magi", MAGI), ("stock fa3", FA3), ("stock cudnn", CUDNN))
+        case(f"{name} {place}{kind} 1b {gpus * rows}", gpus, Shape("1b", gpus * rows).all_flags,
+             parallel, backend, graphs)
+        for rows in GRAPH_LENGTHS
+        for name, backend in backends.items()
         for kind, graphs in kinds.items()
-    ]
+    ]  # fmt: skip
 
 
 DEALT: Flags = {"magi-balance-step": True}

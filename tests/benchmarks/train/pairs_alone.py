@@ -23,6 +23,7 @@ NUM_PAIRS = {
     "flags": 28,
     "delta_net": 2,
     "graph_speed": 20,
+    "graph_speed_2gpus": 24,
     "flags_4gpus": 4,
     "flags_8gpus": 4,
     "sample_speed": 6,
