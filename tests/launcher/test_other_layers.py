@@ -15,7 +15,8 @@ from tests.megatron_worker import run_jobs_of
 
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
 TIMEOUT_S = 290
-RELATIVE = {"loss": 1e-6, "grad_norm": 5e-6}
+RELATIVE = {"loss": 1e-6, "grad_norm": 1e-5}
+"""After four steps; a CPU with other sums than the first ones reached 5.4e-6 in the last norm."""
 
 PP2 = {**MAGI, "pipeline-model-parallel-size": 2, "hybrid-layer-pattern": "*-|*E"}
 # Half of the vocabulary's padding on twice the ranks is the same vocabulary.
