@@ -10,6 +10,7 @@ their exchange of gradients is left out. Next to it stands the same from predict
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections import OrderedDict
 from pathlib import Path
@@ -87,6 +88,7 @@ def over_mean(times: np.ndarray, costs: np.ndarray, replicas: int, each: int, de
     return float(slowest / mean)
 
 
+@functools.cache
 def sample_lengths(distribution: str, length: int, count: int) -> list[Any]:
     """Document lengths of the first samples on which pretrain.py trains with this corpus."""
     import megatron_magi.launcher  # noqa: F401  prepares Megatron before it is imported

@@ -85,7 +85,7 @@ def noise_figure(runs: list[Judged], controls: list[Judged]) -> Any:
     _scale(gap, _draw_band(gap, longest), gaps)
     _draw_lines(gap, gaps)
     plain_panel(loss, "lm loss", "nats per token")
-    plain_panel(gap, "loss / baseline - 1, smoothed, beside the noise run's", "%")
+    plain_panel(gap, "loss / baseline - 1, smoothed, and the noise run's", "%")
     gap.set_xlabel("step", color=MUTED)
     return figure
 

@@ -68,6 +68,7 @@ def test_graphs_that_hold_attention_require_one_plan(name: str) -> None:
         flag = f"--{name.replace('_', '-')}"
         with pytest.raises(SystemExit, match=f"{flag} with .* requires CUDA gra.* got {got}"):
             refuse_arguments(arguments(**graphs, **{name: True}))
+    assert refusals(arguments(**graphs, hybrid_layer_pattern="M*-G*-"), here=False) == []
     with pytest.raises(SystemExit, match=r"--magi-mask with .* every microbatch"):
         refuse_arguments(arguments(**graphs), mask_name="video_mask:frames")
 

@@ -21,6 +21,19 @@ def test_the_page_has_the_table_of_the_record() -> None:
     assert "\n".join(replicas.table(record["rows"])) in page
 
 
+def test_the_first_sample_is_that_of_the_recorded_run() -> None:
+    """Whose start-up line counts its documents."""
+    record = json.loads((ROOT / "benchmarks/records/samples_h200_2026-11-29.json").read_text())
+    runs = [row for row in record["rows"] if row["lines"]]
+    assert len(runs) == 2
+    for run in runs:
+        documents, length = run["case"].split()[-2:]
+        (first,) = replicas.sample_lengths(documents.removesuffix("-docs"), int(length), 1)
+        assert f"documents by cu_seqlens ({len(first)} in the first microbatch)" in str(
+            run["lines"]
+        )
+
+
 def test_a_step_waits_for_the_fullest_replica() -> None:
     times = np.array([4.0, 1, 3, 2, 1, 1, 2, 2, 9])
     assert replicas.over_mean(times, times, 2, 2, dealt=False) == (7 + 3) / (5 + 3)
